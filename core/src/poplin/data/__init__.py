@@ -1,0 +1,1 @@
+"""How data is split over processes, seeded and moved."""

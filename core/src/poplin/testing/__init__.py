@@ -1,0 +1,1 @@
+"""For authors of plugins: runners, fakes and compliance suites."""
