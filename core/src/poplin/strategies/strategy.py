@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +19,7 @@ from poplin.strategies.optimizer_state import (
     optimizer_state_by_name,
 )
 from poplin.utilities.apply_func import move_data_to_device
+from poplin.utilities.init import EmptyInit
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, ReduceOp
@@ -245,7 +246,11 @@ class Strategy(Extension, ABC):
         Args:
             empty_init: True leaves the weights uninitialised (they will be loaded); None leaves it to the strategy.
         """
-        return self.root_device
+        stack = ExitStack()
+        stack.enter_context(self.root_device)
+        if empty_init:
+            stack.enter_context(EmptyInit())
+        return stack
 
     def module_sharded_context(self) -> AbstractContextManager[Any]:
         """Context in which modules are sharded as they are made. Called by the deprecated ``Fabric.sharded_model``."""
