@@ -61,6 +61,13 @@ class ClusterEnvironment(Extension, ABC):
     def node_rank(self) -> int:
         """Rank of this node."""
 
+    def local_world_size(self) -> int | None:
+        """Number of processes on this node, or None where the environment can't tell.
+
+        Called by the selection for ``devices="auto"`` where the processes exist already. The default is None.
+        """
+        return None
+
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         """Compare what the user asked for with what the environment provides.
 

@@ -53,6 +53,8 @@ class Strategy(Extension, ABC):
     requires_joint_setup: bool = False
     #: Name of the launcher it wants, or None.
     launcher_name: str | None = None
+    #: Name of the checkpoint IO it writes with unless the user chose one, or None for the core's default.
+    checkpoint_io_name: str | None = None
     #: Whether it moves batches itself, so that a set-up dataloader doesn't.
     owns_data_movement: bool = False
     #: Whether setup changes the user's module in place (its class or its parameters).
