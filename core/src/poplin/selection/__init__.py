@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from poplin.selection.explain import explain_request as explain_request
     from poplin.selection.others import reader_for as reader_for
     from poplin.selection.others import select_loggers as select_loggers
-    from poplin.selection.select import select as select
+    from poplin.selection.binding import select as select
 
 __all__ = [
     "Decision",
@@ -37,7 +37,7 @@ _lazy, __dir__ = lazy_face(
     {
         "explain_request": "poplin.selection.explain:explain_request",
         "reader_for": "poplin.selection.others:reader_for",
-        "select": "poplin.selection.select:select",
+        "select": "poplin.selection.binding:select",
         "select_loggers": "poplin.selection.others:select_loggers",
     },
 )

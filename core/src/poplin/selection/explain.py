@@ -1,0 +1,29 @@
+"""What would be chosen, and why, without making anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from poplin.errors import PoplinError
+from poplin.selection.request import Request
+from poplin.selection.resolve import resolve
+from poplin.selection.trace import Trace
+
+
+def explain_request(request: Request | None = None, **arguments: Any) -> str:
+    """The trace of a selection as text; nothing is bound, launched or left behind.
+
+    Args:
+        request: what was asked for; or None, and the arguments of :meth:`Request.read` by keyword.
+        arguments: see ``request``.
+
+    Returns:
+        The decisions, and for a request that is refused those up to the refusal, and the error.
+    """
+    trace = Trace()
+    try:
+        resolve(Request.read(**arguments) if request is None else request, trace)
+    except PoplinError as error:
+        decided = f"{trace.render()}\n\n" if len(trace) else ""
+        return f"{decided}refused ({type(error).__name__}): {error}"
+    return trace.render()

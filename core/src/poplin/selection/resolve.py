@@ -1,0 +1,66 @@
+"""From a request to a selection whose objects are chosen and checked, and not bound yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from poplin import registry
+from poplin.registry import hookspecs
+from poplin.selection.accelerator import resolve_accelerator
+from poplin.selection.carried import carried_by
+from poplin.selection.common import guarded, is_interactive, label_of
+from poplin.selection.devices import resolve_devices
+from poplin.selection.environment import resolve_environment
+from poplin.selection.parts import resolve_checkpoint_io, resolve_launcher, resolve_precision
+from poplin.selection.plugin_argument import sort_plugins
+from poplin.selection.request import Request
+from poplin.selection.result import Selection
+from poplin.selection.strategy import check_strategy_object, resolve_strategy
+from poplin.selection.trace import Trace
+
+
+def resolve(request: Request, trace: Trace) -> Selection:
+    """Choose every part of the run, one after the other, and ask whether they go together.
+
+    Args:
+        request: what was asked for.
+        trace: takes each decision as it falls; of a refused request it holds those up to the error.
+
+    Raises:
+        PoplinError: no run can be made of the request.
+    """
+    interactive = is_interactive()
+    registry.ambient()
+    check_strategy_object(request)
+    plugins = sort_plugins(request)
+    carried = carried_by(request.strategy)
+    accelerator = resolve_accelerator(request, carried, trace)
+    environment = resolve_environment(plugins, carried, trace)
+    devices, num_nodes = resolve_devices(request, carried, accelerator, environment, interactive, trace)
+    strategy = resolve_strategy(request, accelerator, len(devices), num_nodes, interactive, trace)
+    precision = resolve_precision(request, plugins, carried, accelerator, strategy, trace)
+    checkpoint_io = resolve_checkpoint_io(plugins, carried, strategy, trace)
+    launcher = resolve_launcher(plugins, carried, strategy, environment, interactive, trace)
+    selection = Selection(
+        accelerator=accelerator,
+        devices=devices,
+        num_nodes=num_nodes,
+        environment=environment,
+        strategy=strategy,
+        precision=precision,
+        checkpoint_io=checkpoint_io,
+        launcher=launcher,
+        trace=trace,
+        under_cli=request.under_cli,
+        interactive=interactive,
+        request=request,
+    )
+    _check(selection)
+    return selection
+
+
+def _check(selection: Selection) -> None:
+    """The vetoes: the accelerator's, the strategy's, then those of ambient plugins."""
+    for part in (selection.accelerator, selection.strategy):
+        guarded(f"{label_of(part)}: check() of {type(part).__name__}", part.check, selection)
+    hookspecs.check_selection(selection)
