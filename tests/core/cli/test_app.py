@@ -1,0 +1,42 @@
+"""The program as a whole."""
+
+import importlib.metadata
+import subprocess
+import sys
+
+import poplin as package
+from poplin.cli import main
+
+
+def test_the_two_names_of_the_program_are_one_function():
+    scripts = {
+        point.name: point.load()
+        for point in importlib.metadata.entry_points(group="console_scripts")
+        if point.dist is not None and point.dist.name in ("poplin", "poplin-core")
+    }
+    assert scripts == {"poplin": main, "fabric": main}
+
+
+def test_the_version(poplin):
+    assert poplin("--version").stdout == f"poplin {package.__version__}\n"
+
+
+def test_every_command_is_in_the_help(poplin):
+    text = poplin("--help").stdout
+    for command in ("run", "plugins", "explain", "doctor", "env"):
+        assert f"  {command} " in text
+        assert "-p NAME" in poplin(command, "--help").stdout
+
+
+def test_env_shows_versions_and_variables(poplin):
+    lines = [line.split() for line in poplin("env", POPLIN_DEBUG="1").stdout.splitlines()]
+    assert ["poplin-core", package.__version__] in lines
+    assert ["torch", importlib.metadata.version("torch")] in lines
+    assert ["POPLIN_DEBUG", "1"] in lines
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    command = f"'{sys.executable}' -m poplin plugins --json | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[\n"
+    assert done.stderr == ""

@@ -1,0 +1,109 @@
+"""``poplin doctor`` with all sorts of things broken at once. Each run imports torch once or twice: few and full."""
+
+import textwrap
+
+from poplin.testing.distributions import make_distribution
+
+BROKEN_PLUGIN = "raise RuntimeError('the moon is full')"
+GOOD_PLUGIN = """
+from poplin import hookimpl, lazy
+
+@hookimpl
+def poplin_strategies():
+    return {"acme_good": lazy("poplin.strategies:SingleDeviceStrategy")}
+"""
+ABSENT_ACCELERATOR = """
+from poplin import hookimpl, lazy
+from poplin.accelerators import CPUAccelerator
+
+class Absent(CPUAccelerator):
+    roles = ()
+    @staticmethod
+    def availability():
+        return False, "no such card on this bus"
+
+@hookimpl
+def poplin_accelerators():
+    return {"acme_card": Absent}
+"""
+
+
+def test_everything_that_is_broken_is_named(poplin, site):
+    def offer(distribution, name, source, kind="strategies"):
+        module = f"{distribution.replace('-', '_')}_plugin"
+        make_distribution(
+            site, distribution, "1.0", entry_points={f"poplin.{kind}": {name: module}}, modules={f"{module}.py": source}
+        )
+
+    offer("acme-good", "acme_good", GOOD_PLUGIN)
+    offer("acme-broken", "acme_bad", BROKEN_PLUGIN)
+    offer("acme-card", "acme_card", ABSENT_ACCELERATOR, "accelerators")
+    (site / "acme_old-0.9.dist-info").mkdir()
+    make_distribution(
+        site,
+        "good-backend",
+        "2.0",
+        entry_points={"torch.backends": {"good_device": "good_backend:load"}},
+        modules={"good_backend.py": "def load(): pass"},
+    )
+    make_distribution(
+        site,
+        "broken-backend",
+        "2.5",
+        entry_points={"torch.backends": {"broken_device": "broken_backend:load"}},
+        modules={"broken_backend.py": "def load(): raise OSError('the driver is gone')"},
+    )
+
+    text = poplin("doctor", code=1, MASTER_PORT="not-a-port", RANK="3").stdout
+
+    failed = [part for part in text.split("\n  ") if part.startswith("FAIL")]
+    backend = next(part for part in failed if "broken_device" in part)
+    assert "broken_backend:load" in backend
+    assert "broken-backend 2.5" in backend
+    assert "OSError: the driver is gone" in text
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in text
+    assert "good-backend 2.0" in text
+    assert not any("good-backend" in part for part in failed)
+    assert any("acme-broken 1.0" in part for part in failed)
+    assert "the moon is full" in text
+    assert "acme-good 1.0: strategies/acme_good" in text
+    assert "acme_old-0.9.dist-info" in text
+    assert "no such card on this bus" in text
+    assert "`Fabric()` would use cpu" in text
+    assert any("MASTER_PORT" in part for part in failed)
+    assert "RANK set" in text
+
+    # Everything else goes on as if nothing had happened.
+    assert "acme_good" in poplin("plugins").stdout
+    assert "acme_bad" in poplin("plugins", "info", "acme_bad").stdout
+
+
+def test_a_torch_that_cannot_be_imported_is_one_finding_among_others(poplin, site):
+    (site / "torch.py").write_text("raise ImportError('libtorch_cpu.so: cannot open shared object file')")
+    text = poplin("doctor", code=1).stdout
+    assert "`import torch` fails: ImportError: libtorch_cpu.so" in text
+    assert "poplin-core" in text
+    assert "free port" in text
+    assert "packages" in poplin("env").stdout
+
+
+def test_a_torch_that_kills_the_process_is_reported(poplin, site):
+    (site / "torch.py").write_text(
+        textwrap.dedent(
+            """
+            import os, signal, sys
+            print("about to die", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGSEGV)
+            """
+        )
+    )
+    text = poplin("doctor", code=1).stdout
+    assert "exit code -11" in text
+    assert "about to die" in text
+
+
+def test_a_healthy_machine(poplin):
+    text = poplin("doctor").stdout
+    assert "Nothing is broken." in text
+    assert "FAIL" not in text
+    assert "torch 2." in text

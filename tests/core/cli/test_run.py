@@ -1,0 +1,52 @@
+"""``poplin run`` refuses what can't be meant before it starts anything, and takes any name that the registry knows."""
+
+import json
+
+from poplin.testing.distributions import make_distribution
+
+SCRIPT = """
+import json, os, sys
+told = {name: value for name, value in os.environ.items() if name.startswith("LT_")}
+print(json.dumps({"arguments": sys.argv[1:], "environment": told}))
+"""
+PLUGIN = """
+from poplin import hookimpl, lazy
+
+@hookimpl
+def poplin_strategies():
+    return {"acme": lazy("poplin.strategies:SingleDeviceStrategy")}
+"""
+
+
+def test_unknown_names_are_refused_before_anything_runs(poplin, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import pathlib; pathlib.Path('ran').touch()")
+    for words, hint in (
+        (["--strategy", "single_devise"], "single_device"),
+        (["--accelerator", "cpuu"], "cpu"),
+        (["--precision", "32-tru"], "32-true"),
+        (["--strategy", "fsdp"], "pip install poplin-fsdp"),
+    ):
+        done = poplin("run", *words, script, code=1)
+        assert hint in done.stderr
+        assert "Traceback" not in done.stderr
+    assert "blocked" in poplin("run", "-p", "no:single_device", "--strategy=single_device", script, code=1).stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_third_partys_name_and_the_scripts_own_arguments(poplin, site, tmp_path):
+    make_distribution(
+        site,
+        "acme",
+        "1.0",
+        entry_points={"poplin.strategies": {"acme": "acme_plugin"}},
+        modules={"acme_plugin.py": PLUGIN},
+    )
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = poplin("run", "--strategy", "acme", "--accelerator=cpu", "--num_nodes", 1, script, "--", "--devices", "7")
+    told = json.loads(done.stdout.strip().splitlines()[-1])
+    assert told["arguments"] == ["--", "--devices", "7"]
+    assert told["environment"]["LT_STRATEGY"] == "acme"
+    assert told["environment"]["LT_ACCELERATOR"] == "cpu"
+    assert told["environment"]["LT_CLI_USED"] == "1"
