@@ -68,7 +68,7 @@ class Accelerator(Extension, ABC):
 
     @classmethod
     def is_available(cls) -> bool:
-        """Whether a device is here; see :meth:`availability`."""
+        """Whether a device is here; see :meth:`availability`. Called by users."""
         return cls.availability()[0]
 
     @classmethod
@@ -85,7 +85,10 @@ class Accelerator(Extension, ABC):
 
     @classmethod
     def get_parallel_devices(cls, devices: Any) -> list[torch.device]:
-        """Device indices (what :meth:`parse_devices` returned) as torch devices, one for each process of this node."""
+        """Device indices as torch devices, one for each process of this node.
+
+        Called by the selection with what :meth:`parse_devices` returned.
+        """
         return [torch.device(cls.device_type, index) for index in devices]
 
     @classmethod
@@ -134,19 +137,25 @@ class Accelerator(Extension, ABC):
             module.synchronize()
 
     def empty_cache(self) -> None:
-        """Give cached device memory back to the system."""
+        """Give cached device memory back to the system. Called by users and monitors."""
         module = torch.get_device_module(self.device_type)
         if hasattr(module, "empty_cache"):
             module.empty_cache()
 
     def memory(self) -> dict[str, int]:
-        """Memory of the current device in bytes: those of ``allocated``, ``reserved``, ``peak`` that torch can tell."""
+        """Memory of the current device in bytes: those of ``allocated``, ``reserved``, ``peak`` that torch can tell.
+
+        Called by monitors.
+        """
         module = torch.get_device_module(self.device_type)
         queries = {"allocated": "memory_allocated", "reserved": "memory_reserved", "peak": "max_memory_allocated"}
         return {key: int(getattr(module, name)()) for key, name in queries.items() if hasattr(module, name)}
 
     def peak_flops(self, dtype: torch.dtype) -> float | None:
-        """The device's peak rate for dense matrix work in ``dtype``, in FLOP/s, or None where it isn't known."""
+        """The device's peak rate for dense matrix work in ``dtype``, in FLOP/s, or None where it isn't known.
+
+        Called by the throughput monitor, for the model FLOPs utilisation.
+        """
         return None
 
 

@@ -39,7 +39,7 @@ class ClusterEnvironment(Extension, ABC):
 
     @abstractmethod
     def world_size(self) -> int:
-        """Number of processes in the run."""
+        """Number of processes in the run. Called by strategies, once processes exist."""
 
     @abstractmethod
     def set_world_size(self, size: int) -> None:
@@ -47,7 +47,7 @@ class ClusterEnvironment(Extension, ABC):
 
     @abstractmethod
     def global_rank(self) -> int:
-        """Rank of this process among all."""
+        """Rank of this process among all. Called by strategies, once processes exist."""
 
     @abstractmethod
     def set_global_rank(self, rank: int) -> None:
@@ -55,11 +55,11 @@ class ClusterEnvironment(Extension, ABC):
 
     @abstractmethod
     def local_rank(self) -> int:
-        """Rank of this process on its node: the index into the devices."""
+        """Rank of this process on its node: the index into the devices. Called by strategies, once processes exist."""
 
     @abstractmethod
     def node_rank(self) -> int:
-        """Rank of this node."""
+        """Rank of this node. Called by strategies and launchers."""
 
     def local_world_size(self) -> int | None:
         """Number of processes on this node, or None where the environment can't tell.

@@ -18,10 +18,11 @@ class Launcher(Extension, ABC):
     #: Whether it can run only a function (as ``spawn`` can), so that ``launch()`` without one is an error.
     needs_function: bool = False
 
+    #: The run that it launches; set by :meth:`bind`.
     selection: Selection | None = None
 
     def bind(self, selection: Selection) -> None:
-        """Remember the selection: environment, devices and strategy of the run."""
+        """Remember the selection: environment, devices and strategy of the run. Called once by the selection."""
         self.selection = selection
 
     @property

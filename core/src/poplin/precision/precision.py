@@ -39,7 +39,7 @@ class Precision(Extension):
     device_type: str = "cpu"
 
     def bind(self, selection: Selection) -> None:
-        """Learn the device type of the run."""
+        """Learn the device type of the run. Called once by the selection."""
         self.device_type = selection.accelerator.device_type
 
     def convert_module(self, module: nn.Module) -> nn.Module:
@@ -89,7 +89,10 @@ class Precision(Extension):
         """Undo loss scaling on the gradients, at most once between two steps. Called before gradients are clipped."""
 
     def step_was_skipped(self, optimizer: Optimizer) -> bool:
-        """Whether the last :meth:`optimizer_step` moved nothing because a gradient was not finite."""
+        """Whether the last :meth:`optimizer_step` moved nothing because a gradient was not finite.
+
+        Called by ``Strategy.step_was_skipped``.
+        """
         return False
 
     def state_dict(self) -> dict[str, Any]:

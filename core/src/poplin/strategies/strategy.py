@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from poplin.extension import Extension
+from poplin.strategies.module_names import module_state_dict, with_module_names
 from poplin.strategies.optimizer_state import (
     ParameterNames,
     load_optimizer_state_by_name,
@@ -88,7 +89,10 @@ class Strategy(Extension, ABC):
     # --- selection
 
     def bind(self, selection: Selection) -> None:
-        """Take the chosen objects: accelerator, devices, environment, precision, checkpoint IO and launcher."""
+        """Take the chosen objects: accelerator, devices, environment, precision, checkpoint IO and launcher.
+
+        Called once by the selection, when every choice has been made and checked.
+        """
         self.accelerator = selection.accelerator
         self.parallel_devices = list(selection.devices)
         self.cluster_environment = selection.environment
@@ -223,7 +227,7 @@ class Strategy(Extension, ABC):
         return self.setup_module(module), [self.setup_optimizer(optimizer) for optimizer in optimizers], scheduler
 
     def original_module(self, wrapped: nn.Module) -> nn.Module:
-        """The user's module inside what :meth:`setup_module` returned."""
+        """The user's module inside what :meth:`setup_module` returned. Called by setup, save and load."""
         return wrapped
 
     def forward_method(self, wrapped: nn.Module, name: str) -> Callable[..., Any]:
@@ -283,7 +287,10 @@ class Strategy(Extension, ABC):
         optimizer.zero_grad(set_to_none=set_to_none)
 
     def step_was_skipped(self, optimizer: Optimizer, model: nn.Module | None = None) -> bool:
-        """Whether the last step moved nothing (loss scaling met a gradient that isn't finite). Read by schedulers."""
+        """Whether the last step moved nothing (loss scaling met a gradient that isn't finite).
+
+        Called by the schedulers that went through ``Fabric.setup``.
+        """
         assert self.precision is not None
         return self.precision.step_was_skipped(optimizer)
 
@@ -339,6 +346,8 @@ class Strategy(Extension, ABC):
     def all_gather(self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False) -> Tensor:
         """``tensor`` of every rank, stacked in a new first dimension: ``(world size, *shape)``. As it is at world size 1.
 
+        Called by ``Fabric.all_gather`` for each tensor.
+
         Args:
             tensor: the same shape and dtype on every rank, else every rank raises CollectiveError.
             group: a process group; None means all.
@@ -351,6 +360,8 @@ class Strategy(Extension, ABC):
     ) -> Tensor:
         """Reduce over ranks, in place, and return it; only the mean of integers is a new float tensor.
 
+        Called by ``Fabric.all_reduce`` for each tensor.
+
         Args:
             tensor: the same shape and dtype on every rank.
             group: a process group; None means :attr:`data_group` for a mean and all otherwise.
@@ -359,15 +370,28 @@ class Strategy(Extension, ABC):
         return tensor
 
     def barrier(self, name: str | None = None) -> None:
-        """Wait until every rank is here; names that differ across ranks are reported."""
+        """Wait until every rank is here; names that differ across ranks are reported. Called by ``Fabric.barrier``."""
 
     def broadcast(self, obj: T, src: int = 0) -> T:
-        """``obj`` of rank ``src`` on every rank: a tensor at torch's own cost, or anything that pickles."""
+        """``obj`` of rank ``src`` on every rank: a tensor at torch's own cost, or anything that pickles.
+
+        Called by ``Fabric.broadcast``, and wherever ranks must agree.
+        """
         return obj
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Whether every rank (``all``), or any rank, says True; the same answer on each."""
+        """Whether every rank (``all``), or any rank, says True; the same answer on each. Called by save and load."""
         return decision
+
+    def rank_zero_first(self, local: bool = False) -> AbstractContextManager[None]:
+        """Context that rank 0 leaves before the others enter. Called by ``Fabric.rank_zero_first``.
+
+        The others wait as long as it lives; its exception, or its death, reaches all of them.
+
+        Args:
+            local: the local rank 0 of each node goes first, instead of global rank 0.
+        """
+        return nullcontext()
 
     # --- state. Collectives: every rank calls them, and if one raises, all raise.
 
@@ -378,11 +402,12 @@ class Strategy(Extension, ABC):
             module: what :meth:`setup_module` returned.
             sharded: each rank's part (DTensors, or whole tensors that only one rank holds) instead of full values.
         """
-        return self.original_module(module).state_dict()
+        return module_state_dict(self.original_module(module))
 
     def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> None:
         """Restore a set-up module from full or sharded values under the user's names. Called by ``Fabric.load``."""
-        self.original_module(module).load_state_dict(state, strict=strict)
+        original = self.original_module(module)
+        original.load_state_dict(with_module_names(original, state), strict=strict)
 
     def get_optimizer_state(
         self, optimizer: Optimizer | nn.Module, names: ParameterNames, sharded: bool = False
