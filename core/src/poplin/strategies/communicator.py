@@ -1,0 +1,296 @@
+"""The collectives of a parallel strategy, on single tensors and objects.
+
+They cost what torch's own cost. Shapes are exchanged where they decide the result (``all_gather``); with
+``POPLIN_DEBUG=1`` ranks compare what they are about to do before every collective. One that fails says which ranks
+are missing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import poplin.strategies.frames as frames
+from poplin.errors import ArgumentValueError, CollectiveError
+from poplin.strategies.collective_log import Call, CollectiveLog, GroupView, describe
+from poplin.strategies.process_group import SharedGroup, require
+from poplin.strategies.reductions import parse_reduce_op, reduce_in_place
+
+T = TypeVar("T")
+
+#: dtypes that every backend takes; others travel as bytes where nothing is computed.
+_SENT_AS_THEY_ARE = frozenset(
+    (
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int8,
+        torch.uint8,
+        torch.int32,
+        torch.int64,
+    )
+)
+
+
+class Communicator:
+    """Collectives over a process group and its subgroups.
+
+    Args:
+        shared: the process group of the run.
+        rank: global rank of this process.
+        device: of this process; what comes from another rank's device is put here.
+    """
+
+    def __init__(self, shared: SharedGroup, rank: int, device: torch.device) -> None:
+        self.shared = shared
+        self.rank = rank
+        self.device = device
+        self.log = CollectiveLog(shared, rank)
+        self.checks_all = os.environ.get("POPLIN_DEBUG", "") not in ("", "0")
+
+    # --- collectives
+
+    def all_gather(self, tensor: Tensor, group: dist.ProcessGroup | None = None, sync_grads: bool = False) -> Tensor:
+        """See :meth:`Strategy.all_gather`."""
+        view = self._view(group, "all_gather")
+        if view.size == 1:
+            return tensor
+        call = self.log.begin(view, f"all_gather {describe(tensor)}")
+        strided = tensor.layout is torch.strided
+        self._agree(call, f"{call.what}{'' if strided else f' {tensor.layout}'}")
+        if not strided:
+            raise CollectiveError(f"all_gather takes dense tensors only, and this one is {tensor.layout}.")
+        if sync_grads and tensor.requires_grad and torch.is_grad_enabled():
+            gathered: Tensor = _GatherWithGradient.apply(tensor, self, call)  # type: ignore[no-untyped-call]
+            return gathered
+        return self._gather(tensor, call)
+
+    def all_reduce(self, tensor: Tensor, group: dist.ProcessGroup | None, reduce_op: Any) -> Tensor:
+        """See :meth:`Strategy.all_reduce`; ``group`` None means all ranks."""
+        reduction = parse_reduce_op(reduce_op)
+        view = self._view(group, "all_reduce")
+        if view.size == 1:
+            return reduce_in_place(tensor, reduction, 1, lambda part, op: None)
+        call = self.log.begin(view, f"all_reduce {reduction.name} {describe(tensor)}")
+        if self.checks_all:
+            self._agree(call, call.what)
+
+        def reduce_flat(part: Tensor, op: Any) -> None:
+            staged = self._staged(part, view)
+            self._run(call, lambda: dist.all_reduce(staged, op=op, group=view.group))
+            if staged is not part:
+                part.copy_(staged)
+
+        return reduce_in_place(tensor, reduction, view.size, reduce_flat)
+
+    def barrier(self, name: str | None = None, group: dist.ProcessGroup | None = None) -> None:
+        """See :meth:`Strategy.barrier`."""
+        view = self._view(group, "barrier")
+        if view.size == 1:
+            return
+        call = self.log.begin(view, "barrier" if name is None else f"barrier {name!r}")
+        self._agree(call, call.what)
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """See :meth:`Strategy.reduce_boolean_decision`."""
+        view = self._view(None, "reduce_boolean_decision")
+        if view.size == 1:
+            return bool(decision)
+        call = self.log.begin(view, f"reduce_boolean_decision {'all' if all else 'any'}")
+        if self.checks_all:
+            self._agree(call, call.what)
+        vote = torch.tensor([int(bool(decision))], dtype=torch.int32, device=self._control_device(view))
+        op = dist.ReduceOp.MIN if all else dist.ReduceOp.MAX
+        self._run(call, lambda: dist.all_reduce(vote, op=op, group=view.group))
+        return bool(vote.item())
+
+    def broadcast(self, obj: T, src: int = 0) -> T:
+        """See :meth:`Strategy.broadcast`.
+
+        A small header goes ahead, so that the receivers need to know nothing: a tensor on one rank and None on
+        another is fine. What a receiver passes in is left as it is.
+        """
+        view = self._view(None, "broadcast")
+        if isinstance(src, bool) or not isinstance(src, int) or not 0 <= src < view.size:
+            raise ArgumentValueError(f"src={src!r}: give the rank that sends, from 0 to {view.size - 1}.")
+        if view.size == 1:
+            return obj
+        call = self.log.begin(view, f"broadcast from rank {src}")
+        if self.checks_all:
+            self._agree(call, call.what)
+        if src == self.rank:
+            self._send(obj, src, call)
+            return obj
+        received: T = self._receive(src, call)
+        return received
+
+    # --- parts
+
+    def _view(self, group: dist.ProcessGroup | None, what: str) -> GroupView:
+        require(self.shared, what)
+        return self.log.view(group)
+
+    def _run(self, call: Call, collective: Callable[[], Any]) -> None:
+        try:
+            collective()
+        except RuntimeError as error:
+            raise self.log.failure(call, error) from error
+
+    def _agree(self, call: Call, what: str) -> None:
+        """Go on when every rank is about to do ``what``. Waits for all of them.
+
+        Raises:
+            CollectiveError: on every rank, with what each is about to do.
+        """
+        view = call.view
+        device = self._control_device(view)
+        mine = frames.intent_frame(what).to(device)
+        everyone = torch.empty(view.size * frames.INTENT_BYTES, dtype=torch.uint8, device=device)
+        self._run(call, lambda: frames.all_gather_flat(everyone, mine, group=view.group))
+        if bool((everyone.view(view.size, -1) == mine).all()):
+            return
+        intents = dict(zip(view.ranks, frames.read_intents(everyone.cpu(), view.size), strict=True))
+        told = "; ".join(f"rank {rank}: {intent or '(nothing readable)'}" for rank, intent in intents.items())
+        hint = (
+            "Pad the tensors to one shape, or gather them as objects."
+            if all(intent.startswith("all_gather ") for intent in intents.values())
+            else "Every rank must call the same collectives in the same order."
+        )
+        raise CollectiveError(f"The ranks differ in what they are about to do: {told}. {hint}")
+
+    def _control_device(self, view: GroupView) -> torch.device:
+        """Where frames travel: on the CPU side, if the group has one."""
+        return torch.device("cpu") if view.serves("cpu") else self.device
+
+    def _staged(self, tensor: Tensor, view: GroupView) -> Tensor:
+        """``tensor``, or a copy on the CPU if the group can't take tensors of its device."""
+        if view.serves(tensor.device.type) or not view.serves("cpu"):
+            return tensor
+        return tensor.cpu()
+
+    def _gather(self, tensor: Tensor, call: Call) -> Tensor:
+        view = call.view
+        part = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        gathered = torch.empty((view.size, *part.shape), dtype=part.dtype, device=part.device)
+        if part.numel() == 0:
+            return gathered
+        if view.serves(part.device.type) or not view.serves("cpu"):
+            self._run(call, lambda: frames.all_gather_flat(_flat(gathered), _flat(part), group=view.group))
+            return gathered
+        staged = torch.empty(gathered.shape, dtype=gathered.dtype)
+        self._run(call, lambda: frames.all_gather_flat(_flat(staged), _flat(part.cpu()), group=view.group))
+        return gathered.copy_(staged)
+
+    def _sum_of_own_part(self, stacked: Tensor, call: Call) -> Tensor:
+        """The sum over ranks of ``stacked[own index]``: the gradient of a gather."""
+        view = call.view
+        parts = stacked.detach().resolve_conj().resolve_neg().contiguous()
+        if parts.is_complex():
+            return torch.view_as_complex(self._sum_of_own_part(torch.view_as_real(parts), call))
+        staged = self._staged(parts, view)
+        own = torch.empty(staged.shape[1:], dtype=staged.dtype, device=staged.device)
+        if own.numel():
+            self._run(
+                call,
+                lambda: frames.reduce_scatter_flat(
+                    own.view(-1), staged.view(-1), op=dist.ReduceOp.SUM, group=view.group
+                ),
+            )
+        return own.to(stacked.device)
+
+    # --- broadcast
+
+    def _send(self, obj: Any, src: int, call: Call) -> None:
+        if frames.is_plain(obj):
+            content = frames.pack_json(frames.tensor_meta(obj))
+            if frames.fits_header(content):
+                self._send_frame(b"T", content, src, call)
+                self._send_tensor(obj, src, call)
+                return
+        try:
+            packed, tensors = frames.pack(obj)
+        except Exception as error:
+            reason = f"rank {src} could not pickle a {type(obj).__name__}: {type(error).__name__}: {error}"
+            self._send_frame(b"E", reason.encode()[:900], src, call)
+            raise CollectiveError(f"Nothing was broadcast: {reason}") from error
+        if frames.fits_header(packed):
+            self._send_frame(b"O", packed, src, call)
+        else:
+            self._send_frame(b"L", len(packed).to_bytes(8, "little"), src, call)
+            self._send_bytes(packed, src, call)
+        for tensor in tensors:
+            self._send_tensor(tensor, src, call)
+
+    def _receive(self, src: int, call: Call) -> Any:
+        frame = torch.empty(frames.HEADER_BYTES, dtype=torch.uint8, device=self._control_device(call.view))
+        self._broadcast(frame, src, call)
+        kind, content = frames.read_header(frame.cpu())
+        if kind == b"E":
+            raise CollectiveError(f"Nothing was broadcast: {content.decode(errors='replace')}")
+        if kind == b"T":
+            return self._receive_tensor(frames.read_json(content), src, call)
+        packed = content
+        if kind == b"L":
+            size = int.from_bytes(content, "little")
+            buffer = torch.empty(size, dtype=torch.uint8, device=self._control_device(call.view))
+            self._broadcast(buffer, src, call)
+            packed = bytes(buffer.cpu().numpy())
+        tensors = [self._receive_tensor(meta, src, call) for meta in frames.tensors_to_come(packed)]
+        try:
+            return frames.unpack(packed, tensors)
+        except Exception as error:
+            raise CollectiveError(
+                f"Rank {self.rank} could not unpickle what rank {src} broadcast: {type(error).__name__}: {error}"
+            ) from error
+
+    def _send_frame(self, kind: bytes, content: bytes, src: int, call: Call) -> None:
+        self._broadcast(frames.header_frame(kind, content).to(self._control_device(call.view)), src, call)
+
+    def _send_bytes(self, data: bytes, src: int, call: Call) -> None:
+        self._broadcast(
+            torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._control_device(call.view)), src, call
+        )
+
+    def _send_tensor(self, tensor: Tensor, src: int, call: Call) -> None:
+        part = self._staged(tensor.detach().resolve_conj().resolve_neg().contiguous(), call.view)
+        self._broadcast(_flat(part), src, call)
+
+    def _receive_tensor(self, meta: dict[str, Any], src: int, call: Call) -> Tensor:
+        tensor = frames.make_room(meta, self.device)
+        staged = self._staged(tensor, call.view)
+        self._broadcast(_flat(staged), src, call)
+        if staged is not tensor:
+            tensor.copy_(staged)
+        return tensor.requires_grad_() if meta["grad"] else tensor
+
+    def _broadcast(self, tensor: Tensor, src: int, call: Call) -> None:
+        if tensor.numel():
+            self._run(call, lambda: dist.broadcast(tensor, src=src, group=call.view.group))
+
+
+class _GatherWithGradient(torch.autograd.Function):
+    """``all_gather`` whose gradient is the sum, over ranks, of what each rank's result asks of this rank's part."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, communicator: Communicator, call: Call) -> Tensor:
+        ctx.communicator, ctx.view = communicator, call.view
+        return communicator._gather(tensor, call)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        communicator: Communicator = ctx.communicator
+        call = communicator.log.begin(ctx.view, f"backward of all_gather {describe(grad[0])}")
+        return communicator._sum_of_own_part(grad, call), None, None
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """A contiguous tensor as one dimension; bytes, where backends may not know the dtype. Shares the memory."""
+    flat = tensor.view(-1)
+    return flat if flat.dtype in _SENT_AS_THEY_ARE else flat.view(torch.uint8)

@@ -1,0 +1,137 @@
+"""Reductions over ranks, in place, for every dtype: what backends don't know is computed in a dtype that they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from poplin.errors import ArgumentTypeError, ArgumentValueError
+
+
+class Reduction(NamedTuple):
+    """What is to be computed."""
+
+    #: For people.
+    name: str
+    #: torch's operation; for a mean that of the sum.
+    op: Any
+    #: Whether the sum is to be divided by the number of ranks.
+    mean: bool
+
+
+#: Computed in another dtype, because backends know no reduction in theirs.
+_COMPUTED_IN = {
+    "int16": torch.int32,
+    "uint16": torch.int32,
+    "uint32": torch.int64,
+    "uint64": torch.int64,
+    "float8_e4m3fn": torch.float32,
+    "float8_e4m3fnuz": torch.float32,
+    "float8_e5m2": torch.float32,
+    "float8_e5m2fnuz": torch.float32,
+}
+#: Device types whose backend has turned out to know no average. Every rank finds out at the same call.
+_without_average: set[str] = set()
+
+
+def parse_reduce_op(reduce_op: Any) -> Reduction:
+    """What a user wrote as ``reduce_op``.
+
+    Raises:
+        ArgumentTypeError: neither a string nor a ReduceOp.
+        ArgumentValueError: a string that names no reduction; the message lists all.
+    """
+    known = _known()
+    if reduce_op is None:
+        return known["mean"]
+    if isinstance(reduce_op, str):
+        try:
+            return known[reduce_op.lower()]
+        except KeyError:
+            raise ArgumentValueError(
+                f"reduce_op={reduce_op!r} is no reduction. The reductions are {', '.join(known)}, or a "
+                "torch.distributed.ReduceOp."
+            ) from None
+    if isinstance(reduce_op, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
+        if reduce_op == dist.ReduceOp.AVG:
+            return known["mean"]
+        return Reduction(str(reduce_op).rpartition(".")[2].lower(), reduce_op, False)
+    raise ArgumentTypeError(
+        f"reduce_op={reduce_op!r}: give a string such as 'mean' or 'sum', or a torch.distributed.ReduceOp."
+    )
+
+
+def _known() -> dict[str, Reduction]:
+    op = dist.ReduceOp
+    known = {"mean": Reduction("mean", op.SUM, True), "avg": Reduction("mean", op.SUM, True)}
+    for name, native in {
+        "sum": op.SUM,
+        "min": op.MIN,
+        "max": op.MAX,
+        "product": op.PRODUCT,
+        "prod": op.PRODUCT,
+        "band": op.BAND,
+        "bor": op.BOR,
+        "bxor": op.BXOR,
+    }.items():
+        known[name] = Reduction(name, native, False)
+    return known
+
+
+def reduce_in_place(tensor: Tensor, reduction: Reduction, size: int, reduce: Callable[[Tensor, Any], None]) -> Tensor:
+    """Reduce ``tensor`` in place and return it; the mean of integers is a new float tensor.
+
+    Args:
+        tensor: of any dtype and layout in memory.
+        reduction: what to compute.
+        size: number of ranks.
+        reduce: the collective; gets a contiguous tensor of a dtype that backends know, and torch's operation.
+    """
+    integral = not (tensor.is_floating_point() or tensor.is_complex())
+    if reduction.mean and integral:  # the sum is exact in int64, and the input stays as it was
+        total = tensor.detach().to(torch.int64).contiguous()
+        total = total.clone() if total.data_ptr() == tensor.data_ptr() else total
+        reduce(total, dist.ReduceOp.SUM)
+        return total / size
+    if size == 1:
+        return tensor
+    target = tensor.detach()  # the same memory, without the graph: what is in place here is no step of it
+    work, op = _computable(target, reduction.op)
+    if not reduction.mean:
+        reduce(work, op)
+    else:
+        _reduce_mean(work, size, reduce)
+    if work.data_ptr() != target.data_ptr():
+        target.copy_(torch.view_as_complex(work) if target.is_complex() and not work.is_complex() else work)
+    return tensor
+
+
+def _computable(target: Tensor, op: Any) -> tuple[Tensor, Any]:
+    """``target`` as a contiguous tensor that backends can reduce, the same memory if possible; and the operation."""
+    if target.dtype is torch.bool:  # as sums and products of truth values: or, and
+        op = {dist.ReduceOp.SUM: dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT: dist.ReduceOp.MIN}.get(op, op)
+        return target.contiguous().view(torch.uint8), op
+    if target.is_complex() and op == dist.ReduceOp.SUM:
+        return torch.view_as_real(target.resolve_conj()).contiguous(), op
+    other = _COMPUTED_IN.get(str(target.dtype).removeprefix("torch."))
+    return (target.contiguous() if other is None else target.to(other).contiguous()), op
+
+
+def _reduce_mean(work: Tensor, size: int, reduce: Callable[[Tensor, Any], None]) -> None:
+    """The backend's own average if it has one, else sum and divide."""
+    kind = work.device.type
+    if kind not in _without_average:
+        try:
+            reduce(work, dist.ReduceOp.AVG)
+        except (RuntimeError, ValueError) as error:
+            if "AVG" not in str(error):
+                raise
+            _without_average.add(kind)  # nothing has been sent yet
+        else:
+            return
+    reduce(work, dist.ReduceOp.SUM)
+    work.div_(size)
