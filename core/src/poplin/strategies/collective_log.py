@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any, NamedTuple
 
@@ -114,14 +115,24 @@ class CollectiveLog:
     def failure(self, call: Call, error: BaseException) -> CollectiveError:
         """The error to raise where torch raised ``error`` from ``call``: with the ranks that are missing."""
         text = str(error).strip() or type(error).__name__
-        reason = text.splitlines()[0]
+        reason = _in_short(text)
         head = f"{call.what} (collective {call.number} of this group) failed on rank {self.rank}"
         if not any(word in text.lower() for word in _PEER_WORDS):
             return CollectiveError(f"{head}: {reason}")
         timed_out = "timed out" in text.lower() or "timeout" in text.lower()
         timeout = self.shared.timeout
-        late = f" after the timeout of {timeout.total_seconds():g} s" if timed_out and timeout is not None else ""
-        return CollectiveError(f"{head}{late}: {self._culprits(call, timed_out)} torch says: {reason}")
+        waited = f" after the timeout of {timeout.total_seconds():g} s" if timed_out and timeout is not None else ""
+        told = f"{head}{waited}: {self._culprits(call, timed_out)}"
+        self._give_up(call, told)
+        return CollectiveError(f"{told} torch says: {reason}")
+
+    def _give_up(self, call: Call, told: str) -> None:
+        """Leave word for a rank that comes late and finds nobody."""
+        if self.shared.store is not None:
+            try:
+                self.shared.store.set(f"{call.view.key}/{self.rank}/gave_up", f"{call.number} {told}")
+            except RuntimeError:
+                pass
 
     def _culprits(self, call: Call, timed_out: bool) -> str:
         """Who did not come, as a sentence."""
@@ -144,9 +155,20 @@ class CollectiveLog:
         if differing:
             told = "; ".join(f"rank {rank} called {records[rank][2]}" for rank in differing)
             return f"the ranks are in different collectives: {told}, and rank {self.rank} {call.what}."
+        for rank in others:
+            if (last_words := self._gave_up(call, rank)) is not None:
+                return f"rank {rank} has given up before: {last_words}"
         ahead = [rank for rank in others if records[rank][0] > call.number]
         told = f"rank(s) {', '.join(map(str, ahead))} went on to a later one" if ahead else "all ranks came to it"
         return f"{told}, and then a connection was lost: a process has probably died."
+
+    def _gave_up(self, call: Call, rank: int) -> str | None:
+        """What ``rank`` said when it gave up this very collective; None if it didn't."""
+        store, key = self.shared.store, f"{call.view.key}/{rank}/gave_up"
+        if store is None or not store.check([key]):
+            return None
+        number, _, told = store.get(key).decode(errors="replace").partition(" ")
+        return told if int(number) == call.number else None
 
     def _read(self, key: str, rank: int) -> tuple[int, str, str]:
         """``(number, for people, what)`` of the last collective that ``rank`` left."""
@@ -158,6 +180,12 @@ class CollectiveLog:
             return 0, f"has called no collective of this group{left}", ""
         number, _, what = store.get(f"{key}/{rank}").decode(errors="replace").partition(" ")
         return int(number), f"was last in collective {number}, {what}{left}", what
+
+
+def _in_short(text: str) -> str:
+    """Torch's message without the place in its sources and without the advice that follows."""
+    line = re.sub(r"^\[[^\s\]]+:\d+\]\s*", "", text.splitlines()[0])
+    return line.partition(" This is typically")[0]
 
 
 def describe(tensor: torch.Tensor) -> str:

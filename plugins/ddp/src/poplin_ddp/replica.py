@@ -1,0 +1,81 @@
+"""torch's DistributedDataParallel around the user's module, with a door for methods other than ``forward``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from poplin.utilities import move_data_to_device
+from poplin.wrappers import MethodDispatch
+
+#: A module may list parameters and buffers that are to be left alone; torch reads this attribute.
+_IGNORED = "_ddp_params_and_buffers_to_ignore"
+
+
+class Replica(DistributedDataParallel):
+    """One rank's copy of a module, whose gradients are averaged over ranks.
+
+    Args:
+        module: the user's module.
+        device: where its inputs are moved, or None to leave them where they are.
+        options: torch's own arguments.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device | None, **options: Any) -> None:
+        dispatch = MethodDispatch(module)
+        ignored = getattr(module, _IGNORED, None)
+        if ignored is not None:  # the names get longer by the dispatch in between
+            setattr(dispatch, _IGNORED, [f"module.{name}" for name in ignored])
+        super().__init__(dispatch, device_ids=None if device is None else [device.index], **options)
+        self._input_device = device
+        self._evaluating = False
+
+    @property
+    def original(self) -> nn.Module:
+        """The user's module."""
+        module: nn.Module = self.module.module
+        return module
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module, or the marked method that the dispatch has been told of.
+
+        torch sends buffers from rank 0 before every forward. In evaluation they don't change, so here only the first
+        of a row of evaluation forwards does that: ranks may then evaluate different numbers of batches.
+        """
+        if torch.is_grad_enabled() or self.original.training:
+            self._evaluating = False
+        elif self._evaluating:
+            if self._input_device is not None:
+                inputs, kwargs = move_data_to_device((inputs, kwargs), self._input_device)
+            return self.module(*inputs, **kwargs)
+        else:
+            self._evaluating = True
+        return super().forward(*inputs, **kwargs)
+
+    def method(self, name: str) -> Callable[..., Any]:
+        """The user's method ``name``, run as a forward of this replica."""
+        through: Callable[..., Any] = self.module.through(self, name)
+        return through
+
+
+class NoSync:
+    """Gradients stay this rank's own. What ``no_sync()`` of torch's does, without the cost of a generator."""
+
+    __slots__ = ("_before", "_replica")
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    def __enter__(self) -> None:
+        self._before = self._replica.require_backward_grad_sync
+        self._replica.require_backward_grad_sync = False
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._replica.require_backward_grad_sync = self._before
