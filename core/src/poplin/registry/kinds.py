@@ -105,14 +105,24 @@ KINDS: dict[str, Kind] = {
 }
 
 #: Plugins that offer no name and implement selection and lifecycle hooks.
+AMBIENT = "ambient"
 AMBIENT_GROUP = "poplin.ambient"
 #: Functions that return callbacks for every Fabric. The last two are read for packages that exist already.
+CALLBACKS = "callbacks_factory"
 CALLBACK_GROUPS = (
     "callbacks_factory",
     "poplin.callbacks_factory",
     "lightning.fabric.callbacks_factory",
     "lightning_fabric.callbacks_factory",
 )
+
+
+#: What each entry-point group that is read declares.
+GROUPS: dict[str, str] = {
+    **{kind.group: kind.name for kind in KINDS.values()},
+    AMBIENT_GROUP: AMBIENT,
+    **dict.fromkeys(CALLBACK_GROUPS, CALLBACKS),
+}
 
 
 def get_kind(name: str) -> Kind:

@@ -1,0 +1,70 @@
+"""How what a script registered travels to the workers."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from poplin.errors import LaunchError
+from poplin.registry.runtime import Registration, target_of
+
+
+@dataclass(frozen=True)
+class RuntimeTable:
+    """What a script registered, ready to travel: a label and a pickle for each."""
+
+    entries: tuple[tuple[str, bytes], ...] = ()
+
+
+def pack(registrations: Iterable[Registration], objects: Iterable[Any]) -> RuntimeTable:
+    """Pickle each registration by itself.
+
+    Raises:
+        LaunchError: one can't be pickled; it is named.
+    """
+    entries: list[tuple[str, bytes]] = []
+    for one in registrations:
+        entries.append(_pickled(f"{one.kind}/{one.name}", (one.kind, one.name, one.offer, one.description)))
+    for plugin in objects:
+        carried = ("module", plugin.__name__) if isinstance(plugin, ModuleType) else ("object", plugin)
+        entries.append(_pickled(target_of(plugin), carried))
+    return RuntimeTable(tuple(entries))
+
+
+def unpack(
+    table: RuntimeTable, register_name: Callable[[str, str, Any, str], None], register_object: Callable[[Any], None]
+) -> None:
+    """Register again what :func:`pack` packed.
+
+    Raises:
+        LaunchError: one can't be had in this process; it is named.
+    """
+    for label, data in table.entries:
+        try:
+            carried = pickle.loads(data)
+            if len(carried) == 4:
+                register_name(*carried)
+            else:
+                form, plugin = carried
+                register_object(importlib.import_module(plugin) if form == "module" else plugin)
+        except Exception as error:
+            raise LaunchError(
+                f"The registration {label!r} could not be repeated in this worker ({type(error).__name__}: {error}). "
+                "Define what is registered at the top level of a module that workers can import, outside of "
+                "`if __name__ == '__main__':`."
+            ) from error
+
+
+def _pickled(label: str, carried: Any) -> tuple[str, bytes]:
+    try:
+        return label, pickle.dumps(carried)
+    except Exception as error:
+        raise LaunchError(
+            f"The registration {label!r} can't be sent to the workers: {type(error).__name__}: {error}. Register a "
+            "class or function from the top level of a module (no lambda, nothing defined inside a function), or register it "
+            "by 'module:Class'."
+        ) from error
