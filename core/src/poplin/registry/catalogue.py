@@ -137,7 +137,7 @@ class Catalogue:
         return offer
 
     def _role_controlled(self, role: Offer, offers: Sequence[Offer]) -> Offer:
-        """A role goes with the names for which it stands: it is in while one of them is, if it is not blocked itself."""
+        """A role goes with the names for which it stands: it is in while one is, if it is not blocked itself."""
         siblings = [
             offer
             for offer in offers

@@ -67,6 +67,11 @@ def package_for_device(device_type: str) -> str:
     return general
 
 
+def packages_for_role(kind: str, role: str) -> list[str]:
+    """Known distributions to install for a role that nothing installed can take."""
+    return [distribution for distribution, package in _table().items() if f"{kind}/{role}" in package.get("roles", ())]
+
+
 @cache
 def classes(face: str) -> Mapping[str, Home]:
     """Public name → home, of what known packages put into the module ``face``."""

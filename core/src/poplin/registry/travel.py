@@ -65,6 +65,6 @@ def _pickled(label: str, carried: Any) -> tuple[str, bytes]:
     except Exception as error:
         raise LaunchError(
             f"The registration {label!r} can't be sent to the workers: {type(error).__name__}: {error}. Register a "
-            "class or function from the top level of a module (no lambda, nothing defined inside a function), or register it "
-            "by 'module:Class'."
+            "class or function from the top level of a module (no lambda, nothing defined inside a function), or "
+            "register it by 'module:Class'."
         ) from error

@@ -106,7 +106,7 @@ def unknown_hook(
             meant = f" Did you mean {close[0]!r}?" if close else ""
             return PluginValidationError(
                 f"The plugin {name!r}, hook {implementation.hook!r}, implemented as {implementation.signature}: there "
-                f"is no such hook.{meant} (One that only a later poplin-core has is marked @hookimpl(optionalhook=True).)"
+                f"is no such hook.{meant} (Mark one that only a later poplin-core has: @hookimpl(optionalhook=True).)"
             )
     return PluginValidationError(f"The plugin {name!r} was refused: {error}")
 
