@@ -38,6 +38,24 @@ def apply_to_tensors(data: Any, function: Callable[[Tensor], Any]) -> Any:
     return _walk(data, function, _never)
 
 
+def apply_to_leaves(data: Any, function: Callable[[Any], Any], is_leaf: Callable[[Any], bool]) -> Any:
+    """As :func:`apply_to_tensors`, for whatever else ``is_leaf`` picks too (numbers, for instance)."""
+    return _walk(data, function, is_leaf)
+
+
+def apply_to_values(data: Any, function: Callable[[Any], Any]) -> Any:
+    """``data`` with everything in it that is no collection, and not None, replaced by what ``function`` returns.
+
+    Args:
+        data: a nested collection, as for :func:`apply_to_tensors`.
+        function: called for each leaf, in a stable order.
+
+    Returns:
+        The same structure; ``data`` itself if ``function`` returned everything as it was.
+    """
+    return _walk(data, function, _is_value)
+
+
 def move_data_to_device(batch: T, device: torch.device | str | int) -> T:
     """Move every tensor, and every other object with a ``to(device)`` method, in a nested collection.
 
@@ -52,6 +70,23 @@ def move_data_to_device(batch: T, device: torch.device | str | int) -> T:
     """
     target = device if isinstance(device, torch.device) else torch.device(device)
     return _move(batch, target)  # type: ignore[no-any-return]
+
+
+def mover(device: torch.device) -> Callable[[Any], Any]:
+    """:func:`move_data_to_device` for one device; about half a microsecond where a batch is there already."""
+
+    def move(batch: Any) -> Any:
+        kind = type(batch)
+        if kind is Tensor and batch.device == device:
+            return batch
+        if kind is list or kind is tuple:
+            for item in batch:
+                if type(item) is not Tensor or item.device != device:
+                    return _move(batch, device)
+            return batch
+        return _move(batch, device)
+
+    return move
 
 
 def _move(data: Any, device: torch.device) -> Any:
@@ -106,6 +141,14 @@ def _has_to(data: Any) -> bool:
     return callable(getattr(type(data), "to", None))
 
 
+def _is_value(data: Any) -> bool:
+    if data is None:
+        return False
+    if isinstance(data, (Mapping, Sequence)) and not isinstance(data, _PLAIN_SEQUENCES):
+        return False
+    return not is_dataclass(data) or isinstance(data, type)
+
+
 def _never(data: Any) -> bool:
     return False
 
@@ -155,7 +198,8 @@ def _with_places(data: Sequence[Any], changes: dict[int, Any]) -> Any:
             new[place] = item
         return new
     items = [changes.get(place, item) for place, item in enumerate(data)]
-    make: Callable[[list[Any]], Any] = getattr(type(data), "_make", type(data))  # named tuples are made from an iterable by `_make`
+    # named tuples are made from an iterable by `_make`
+    make: Callable[[list[Any]], Any] = getattr(type(data), "_make", type(data))
     return make(items)
 
 
