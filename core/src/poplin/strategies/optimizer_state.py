@@ -13,20 +13,23 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from poplin.errors import CheckpointMismatchError
+from poplin.strategies.module_names import has_wrappers, user_name
 
 #: {parameter: the user's name for it}
 ParameterNames = Mapping[nn.Parameter, str]
 
 
 def parameter_names(modules: Mapping[str, nn.Module]) -> dict[nn.Parameter, str]:
-    """Each parameter's name; a tied one has its first.
+    """Each parameter's name, the user's own whatever wrappers lie between; a tied one has its first.
 
     Args:
         modules: prefix → module. An empty prefix is fine where only one module is concerned.
     """
     names: dict[nn.Parameter, str] = {}
     for prefix, module in modules.items():
-        for name, parameter in module.named_parameters():
+        wrapped = has_wrappers(module)
+        for given, parameter in module.named_parameters():
+            name = user_name(module, given) if wrapped else given
             names.setdefault(parameter, f"{prefix}.{name}" if prefix else name)
     return names
 
