@@ -47,6 +47,10 @@ class AlreadySetUpError(PoplinError, ValueError):
     """The object has gone through ``Fabric.setup`` already."""
 
 
+class UnknownMethodError(PoplinError, AttributeError):
+    """The object has no method of this name."""
+
+
 class MissingLoggerError(PoplinError, IndexError):
     """``Fabric.logger`` was read, and there is no logger."""
 
@@ -142,3 +146,21 @@ class CheckpointMismatchError(CheckpointError, KeyError):
     """The checkpoint and the objects to be restored do not fit; nothing was restored."""
 
     __str__ = Exception.__str__
+
+
+# --- training
+
+
+class TrainingSpikeException(PoplinError, RuntimeError):
+    """A loss jumped. (The name is Lightning's.)
+
+    Args:
+        batch_idx: index of the batch at which it did.
+    """
+
+    def __init__(self, batch_idx: int, *args: object) -> None:
+        super().__init__(*args or (f"The loss jumped at batch {batch_idx}. Resume before it and leave the batch out.",))
+        self.batch_idx = batch_idx
+
+    def __reduce__(self) -> tuple[type[TrainingSpikeException], tuple[object, ...]]:
+        return type(self), (self.batch_idx, *self.args)
