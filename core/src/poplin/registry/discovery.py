@@ -115,7 +115,8 @@ def _real(path: Sequence[str]) -> Iterator[str]:
 
 def _records(place: str, remarks: list[Remark]) -> Iterator[_Record]:
     try:
-        children = sorted(os.listdir(place))
+        # a dist-info before an egg-info: a newer pip wrote it
+        children = sorted(os.listdir(place), key=lambda child: (child.lower().endswith(".egg-info"), child))
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:

@@ -59,7 +59,9 @@ def make_distribution(
     fields += [f"Version: {version}"] if version is not None else []
     fields += [f"Summary: {summary}"] if summary else []
     fields += [] if is_egg else [f"Requires-Dist: {requirement}" for requirement in requires]
-    (metadata / ("PKG-INFO" if is_egg else "METADATA")).write_text("\n".join(fields) + "\n\nA distribution of a test.\n")
+    (metadata / ("PKG-INFO" if is_egg else "METADATA")).write_text(
+        "\n".join(fields) + "\n\nA distribution of a test.\n"
+    )
     if is_egg and requires:
         (metadata / "requires.txt").write_text("\n".join(requires) + "\n")
     if entry_points:
@@ -70,6 +72,20 @@ def make_distribution(
         own = [f"{metadata.name}/{file.name}" for file in sorted(metadata.iterdir())]
         (metadata / "RECORD").write_text("".join(f"{path},,\n" for path in [*written, *own, f"{metadata.name}/RECORD"]))
     return metadata
+
+
+def plugin_source(kind: str, *names: str, target: str = "acme.strategy:Acme", extra: str = "") -> str:
+    """The source of a plugin module that offers ``names``.
+
+    Args:
+        kind: a kind of extension, in the plural.
+        *names: what it offers.
+        target: what each of them stands for, as ``module:attr``.
+        extra: more source, after the hook.
+    """
+    offers = ", ".join(f"{name!r}: lazy({target!r})" for name in names)
+    hook = f"@hookimpl\ndef poplin_{kind}():\n    return {{{offers}}}\n"
+    return f"from poplin import hookimpl, lazy\n\n{hook}{textwrap.dedent(extra)}"
 
 
 def _entry_points(groups: Mapping[str, Mapping[str, str]]) -> str:
