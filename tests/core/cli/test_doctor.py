@@ -57,16 +57,14 @@ def test_everything_that_is_broken_is_named(poplin, site):
     text = poplin("doctor", code=1, MASTER_PORT="not-a-port", RANK="3").stdout
 
     failed = [part for part in text.split("\n  ") if part.startswith("FAIL")]
-    backend = next(part for part in failed if "broken_device" in part)
-    assert "broken_backend:load" in backend
-    assert "broken-backend 2.5" in backend
+    assert any("'broken_device' = broken_backend:load of broken-backend 2.5" in part for part in failed)
     assert "OSError: the driver is gone" in text
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in text
     assert "good-backend 2.0" in text
     assert not any("good-backend" in part for part in failed)
     assert any("acme-broken 1.0" in part for part in failed)
     assert "the moon is full" in text
-    assert "acme-good 1.0: strategies/acme_good" in text
+    assert "strategies: acme_good" in text
     assert "acme_old-0.9.dist-info" in text
     assert "no such card on this bus" in text
     assert "`Fabric()` would use cpu" in text

@@ -10,6 +10,7 @@ import argparse
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 
 from poplin.cli.options import (
@@ -24,8 +25,6 @@ from poplin.errors import ArgumentValueError, PoplinError
 
 #: Exit codes, as argparse and the shell have them.
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
-
-DISABLE_VARIABLE = "POPLIN_DISABLE_PLUGINS"
 
 DESCRIPTION = """\
 Your own PyTorch training loop on any hardware, with any parallelism, at any precision.
@@ -46,7 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parse(words)
         _apply_plugin_options(options)
         serve: Callable[[argparse.Namespace], int] = options.serve
-        return serve(options)
+        with warnings.catch_warnings():
+            if options.command != "run":  # there, the warnings are the script's
+                warnings.showwarning = _show_warning
+            return serve(options)
     except PoplinError as error:
         print(f"poplin: {type(error).__name__}: {error}", file=sys.stderr)
         return FAILED
@@ -55,6 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return OK
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """A warning is for the person at the terminal, to whom no line of ours means anything."""
+    print(f"poplin: warning: {message}", file=sys.stderr)
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
@@ -148,9 +155,10 @@ def _apply_plugin_options(options: argparse.Namespace) -> None:
     options.modules = tuple(name for name in said if not name.startswith("no:"))
     if not all(blocked) or not all(options.modules):
         raise ArgumentValueError("-p needs a name: -p MODULE imports a module, -p no:NAME blocks a plugin.")
-    if blocked:
-        # In the environment, so that the processes of a run see it as well.
-        os.environ[DISABLE_VARIABLE] = ",".join([*filter(None, [os.environ.get(DISABLE_VARIABLE)]), *blocked])
+    for name in blocked:
+        from poplin.registry.controls import block
+
+        block(name)
     if options.modules and os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` would; the program's own folder is no place for users' modules
     for name in options.modules:
@@ -190,8 +198,10 @@ def run_options(options: argparse.Namespace) -> RunOptions:
 
 def _run(options: argparse.Namespace) -> int:
     from poplin.cli.names import check_names
+    from poplin.cli.torch_import import require_torch
 
     check_names(options.accelerator, options.strategy, options.precision)
+    require_torch()
     from poplin.cli.run import run_script
 
     return run_script(run_options(options))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -11,11 +10,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from poplin.cli.environment import run_variables
-from poplin.cli.metadata import remnants, torch_backends
+from poplin.cli.metadata import is_installed, torch_backends
 from poplin.cli.tables import table
 
 AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -135,7 +135,7 @@ def _torch(report: Report, backends: Report | None) -> Iterator[Finding]:
         yield Finding(GOOD, f"torch {facts['version']}, imported in {facts['seconds']:.1f} s ({facts['file']})")
         if not facts["distributed"]:
             yield Finding(BAD, "torch was built without torch.distributed: there can be one process only")
-    elif not _is_installed("torch"):
+    elif not is_installed("torch"):
         yield Finding(BAD, "torch is not installed: pip install torch")
     else:
         yield Finding(BAD, f"`import torch` fails: {why}")
@@ -197,9 +197,8 @@ def _plugins(report: Report) -> Iterator[Finding]:
     for distribution, version in providers:
         offers = [row for row in found if (row["distribution"], row["version"]) == (distribution, version)]
         wrong = [row for row in offers if row["status"] in ("failed", "conflict", "incompatible", "blocked")]
-        names = ", ".join(f"{row['kind']}/{row['name']}" for row in offers if row not in wrong)
-        if names:
-            yield Finding(GOOD, f"{distribution} {version}: {names}")
+        if well := [row for row in offers if row not in wrong]:
+            yield Finding(GOOD, "\n".join([f"{distribution} {version}", *_by_kind(well)]))
         for row in wrong:
             level = BAD if row["status"] == "failed" else NOTE
             yield Finding(
@@ -207,11 +206,19 @@ def _plugins(report: Report) -> Iterator[Finding]:
             )
 
 
+def _by_kind(rows: list[dict[str, Any]]) -> Iterator[str]:
+    for kind, group in groupby(rows, key=lambda row: row["kind"]):
+        names = (f"{row['name']} (role)" if row["status"] == "role" else row["name"] for row in group)
+        yield f"  {kind}: {', '.join(names)}"
+
+
 def _metadata() -> Iterator[Finding]:
-    found = remnants()
-    for remnant in found:
-        yield Finding(NOTE, f"stale: {remnant.path} ({remnant.why}); it is ignored, and can be deleted")
-    if not found:
+    from poplin.registry.discovery import scan
+
+    remarks = scan(sys.path).remarks
+    for remark in remarks:
+        yield Finding(NOTE, f"ignored: {remark.path}: {remark.problem}")
+    if not remarks:
         yield Finding(GOOD, "every metadata folder on the path can be read")
 
 
@@ -257,7 +264,3 @@ def _environment() -> Iterator[Finding]:
         yield Finding(GOOD, f"{name}={value}")
     if not variables:
         yield Finding(GOOD, "no variable that has a say in a run is set")
-
-
-def _is_installed(name: str) -> bool:
-    return any(found.metadata for found in importlib.metadata.distributions(name=name))

@@ -1,42 +1,39 @@
-"""``poplin explain``: what a run with these options would be made of, and why. Starts no process."""
+"""``poplin explain``: what a run with these options would be made of, and why. Starts and binds nothing."""
 
 from __future__ import annotations
 
 import argparse
 
+from poplin.cli.names import check_names
+from poplin.cli.torch_import import require_torch
+from poplin.errors import PoplinError
+
 
 def explain(options: argparse.Namespace) -> int:
-    """Select as ``Fabric`` would, print the trace, and let go of everything again.
+    """Select as ``Fabric`` would, and print the trace: of a refused selection too, as far as it went.
 
     Raises:
         SelectionError: no run can be made of the options; the message says why and what to write instead.
     """
-    from poplin.cli.names import check_names
-
     check_names(options.accelerator, options.strategy, options.precision)
-    from poplin.selection import Request, select
+    require_torch()
+    from poplin.selection import Request, Trace
+    from poplin.selection.resolve import resolve
 
-    selection = select(
-        Request.read(
-            accelerator=options.accelerator or "auto",
-            strategy=options.strategy or "auto",
-            devices=options.devices or "auto",
-            num_nodes=options.num_nodes,
-            precision=options.precision,
-        )
-    )
-    parts = (
-        selection.accelerator,
-        selection.environment,
-        selection.strategy,
-        selection.precision,
-        selection.checkpoint_io,
-        selection.launcher,
-    )
+    trace = Trace()
     try:
-        print(selection.trace.render())
-    finally:
-        for part in reversed(parts):
-            if part is not None:
-                part.teardown()
+        resolve(
+            Request.read(
+                accelerator=options.accelerator or "auto",
+                strategy=options.strategy or "auto",
+                devices=options.devices or "auto",
+                num_nodes=options.num_nodes,
+                precision=options.precision,
+            ),
+            trace,
+        )
+    except PoplinError:
+        print(trace.render())
+        raise
+    print(trace.render())
     return 0

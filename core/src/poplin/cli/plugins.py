@@ -6,15 +6,18 @@ Imports no torch, and no plugin unless asked to.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NoReturn
 
 from poplin.cli.metadata import distribution_summary
 from poplin.cli.tables import table
-from poplin.registry import Row, rows
+from poplin.errors import LookupFailedError, NotInstalledError, UnknownNameError
+from poplin.registry import Row, find, known, locate, rows
+from poplin.registry.kinds import KINDS
 from poplin.registry.names import fold, parse_reference
 
 #: What a status means, shown under a listing that has it.
@@ -85,35 +88,35 @@ def row_as_dict(row: Row) -> dict[str, Any]:
     }
 
 
-def raise_unknown(reference: str) -> None:
-    """Raise the registry's own error for a name that no installed plugin has: it knows close matches and packages."""
-    from poplin.errors import LookupFailedError, UnknownNameError
-    from poplin.registry import find
-    from poplin.registry.kinds import KINDS
+def raise_unknown(reference: str) -> NoReturn:
+    """Raise the registry's own error for a name that no installed plugin has: it knows close matches and packages.
 
-    kind, _, _ = parse_reference(reference)
+    Raises:
+        LookupFailedError: always; of the kinds that could be meant, the one whose error says most.
+    """
+    kind = parse_reference(reference).kind
     errors: list[LookupFailedError] = []
-    for candidate in [kind] if kind else list(KINDS):
+    for candidate in [kind] if kind in KINDS else KINDS:
         try:
-            find(candidate, reference)
+            locate(candidate, reference)
         except LookupFailedError as error:
             errors.append(error)
+    if packages := [package for package in known.packages() if fold(package) == fold(reference)]:
+        raise NotInstalledError(f"The package {packages[0]!r} is not installed. Install it: pip install {packages[0]}")
     telling = [error for error in errors if not isinstance(error, UnknownNameError)]
     if telling:
         raise telling[0]
-    every = sorted({row.name for row in _read(load=False)})
+    every = [name for row in _read(load=False) for name in (row.name, row.distribution)]
     raise UnknownNameError(
         f"No installed plugin offers {reference!r}, and no distribution that offers anything has this name."
-        f"{suggestion(reference, every)} `poplin plugins` lists all."
+        f"{_suggestion(reference, every)} `poplin plugins` lists all."
     )
 
 
-def suggestion(word: str, candidates: Sequence[str]) -> str:
+def _suggestion(word: str, candidates: Sequence[str]) -> str:
     """A sentence that names what ``word`` may have meant; empty if nothing is close."""
-    import difflib
-
-    close = difflib.get_close_matches(fold(word), [fold(name) for name in candidates], n=3)
     by_fold = {fold(name): name for name in candidates}
+    close = difflib.get_close_matches(fold(word), list(by_fold), n=3)
     return f" Did you mean {' or '.join(repr(by_fold[name]) for name in close)}?" if close else ""
 
 
@@ -145,7 +148,7 @@ def _matching(reference: str, found: Sequence[Row]) -> list[Row]:
 
 def _details(row: Row, load: bool) -> dict[str, Any]:
     details = row_as_dict(row)
-    details["summary"] = distribution_summary(row.distribution, row.location)
+    details["summary"] = distribution_summary(row.location)
     if load and row.status not in ("role", "blocked", "conflict"):
         details |= _load(row)
     return details
@@ -153,9 +156,6 @@ def _details(row: Row, load: bool) -> dict[str, Any]:
 
 def _load(row: Row) -> dict[str, Any]:
     """What the name stands for, or why it can't be had."""
-    from poplin.errors import LookupFailedError
-    from poplin.registry import find
-
     with _plugins_print_to_stderr():
         try:
             found = find(row.kind, f"{row.distribution}:{row.name}")
