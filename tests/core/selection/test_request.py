@@ -87,7 +87,7 @@ def test_an_empty_variable_is_as_good_as_none():
     assert read({"LT_DEVICES": "", "POPLIN_STRATEGY": ""}).sources == {}
 
 
-@pytest.mark.parametrize("value, expected", [("1", True), ("0", False), ("", False), ("true", True)])
+@pytest.mark.parametrize(("value", "expected"), [("1", True), ("0", False), ("", False), ("true", True)])
 def test_under_cli(value, expected):
     assert read({"LT_CLI_USED": value}).under_cli is expected
     assert read({"POPLIN_CLI_USED": value, "LT_CLI_USED": "0"}).under_cli is expected
@@ -167,9 +167,12 @@ def test_plugins_are_one_or_several():
 def test_the_users_list_is_left_alone():
     devices, plugins = [0, 1], ["fork"]
     request = read(devices=devices, plugins=plugins)
-    assert request.devices is not devices and devices == [0, 1] and plugins == ["fork"]
+    assert request.devices is not devices
+    assert devices == [0, 1]
+    assert plugins == ["fork"]
 
 
 def test_pickles():
     request = pickle.loads(pickle.dumps(read({"LT_DEVICES": "2"}, accelerator="cpu")))
-    assert request.devices == "2" and request.explicit("accelerator").value == "cpu"
+    assert request.devices == "2"
+    assert request.explicit("accelerator").value == "cpu"

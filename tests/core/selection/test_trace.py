@@ -62,5 +62,6 @@ def test_saying_the_same_again_adds_nothing():
 
 def test_a_decision_can_be_made_of_objects():
     decision = Decision("devices", 2, None, passed_over=[("a", ValueError("b"))])
-    assert decision.choice == "2" and decision.passed_over == (("a", "b"),)
+    assert decision.choice == "2"
+    assert decision.passed_over == (("a", "b"),)
     assert pickle.loads(pickle.dumps(decision)) == decision

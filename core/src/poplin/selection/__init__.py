@@ -14,10 +14,10 @@ from poplin.selection.result import Selection
 from poplin.selection.trace import Decision, PassedOver, Trace
 
 if TYPE_CHECKING:
+    from poplin.selection.binding import select as select
     from poplin.selection.explain import explain_request as explain_request
     from poplin.selection.others import reader_for as reader_for
     from poplin.selection.others import select_loggers as select_loggers
-    from poplin.selection.binding import select as select
 
 __all__ = [
     "Decision",

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
-
-import torch
 
 from poplin import registry
 from poplin.accelerators.accelerator import Accelerator
-from poplin.environments.environment import ClusterEnvironment
 from poplin.errors import (
-    ArgumentTypeError,
-    ArgumentValueError,
+    BlockedNameError,
     BrokenPluginError,
     HardwareAbsentError,
     NotInstalledError,
@@ -31,11 +26,11 @@ from poplin.selection.common import (
     first_line,
     guarded,
     instance_of,
+    kept_out,
     label,
     label_of,
-    passed_over_failure,
 )
-from poplin.selection.request import Request, Source, contradiction, describe
+from poplin.selection.request import Request, Source, contradiction
 from poplin.selection.trace import PassedOver, Trace
 
 _KIND = "accelerators"
@@ -51,7 +46,7 @@ def resolve_accelerator(request: Request, carried: Carried, trace: Trace) -> Acc
         BrokenPluginError: it, or a candidate for the role that was asked for, can't be loaded.
         NotInstalledError: torch sees a device that no installed plugin serves.
     """
-    source = choose("accelerator", (request.explicit("accelerator"), carried.source("accelerator")), _same)
+    source = choose("accelerator", (*request.all_explicit("accelerator"), carried.source("accelerator")), _same)
     devices = carried.source("parallel_devices")
     if source is None and devices is not None:
         accelerator = _of_device_type(_device_type(devices), devices, trace)
@@ -91,7 +86,10 @@ def _of_object(source: Source, reason: str, trace: Trace) -> Accelerator:
 
 
 def _of_name(name: str, reason: str, trace: Trace) -> Accelerator:
-    found = registry.find(_KIND, name)
+    return _of_found(registry.find(_KIND, name), reason, trace)
+
+
+def _of_found(found: Found, reason: str, trace: Trace) -> Accelerator:
     available, why = _availability(_class_of(found), label(found.provider))
     if not available:
         raise HardwareAbsentError(
@@ -123,13 +121,16 @@ def _of_role(role: str, reason: str, trace: Trace) -> Accelerator:
 
     A broken candidate is an error: it may be the one that was meant, and the CPU must not take its place in silence.
     """
-    available, passed_over, served = _candidates(role)
+    available, absent, unfit, served = _candidates(role)
     if not available:
-        raise _nothing_available(role, passed_over)
+        raise _nothing_available(role, absent)
+    passed_over = [*absent, *unfit]
     available.sort(key=lambda item: -item[0])  # stable: among equals the order of the registry, which is fixed
     priority, found, why = available[0]
     for lower, other, _ in available[1:]:
-        passed_over.insert(0, PassedOver(f"{other.name} ({label(other.provider)})", f"priority {lower} against {priority}"))
+        passed_over.insert(
+            0, PassedOver(f"{other.name} ({label(other.provider)})", f"priority {lower} against {priority}")
+        )
     accelerator = created(found, Accelerator)
     if role == "auto" and accelerator.device_type == "cpu":
         _refuse_unserved(served)
@@ -138,10 +139,11 @@ def _of_role(role: str, reason: str, trace: Trace) -> Accelerator:
     return accelerator
 
 
-def _candidates(role: str) -> tuple[list[tuple[int, Found, str]], list[PassedOver], set[str]]:
-    """The available candidates with priority and reason, what is passed over, and the device types that are served."""
+def _candidates(role: str) -> tuple[list[tuple[int, Found, str]], list[PassedOver], list[PassedOver], set[str]]:
+    """The available candidates with priority and reason, absent ones, unfit ones, and the device types served."""
     available: list[tuple[int, Found, str]] = []
-    passed_over: list[PassedOver] = []
+    absent: list[PassedOver] = []
+    unfit: list[PassedOver] = []
     broken: list[tuple[str, BaseException]] = []
     served: set[str] = set()
     for candidate in registry.role_candidates(_KIND, role):
@@ -152,8 +154,7 @@ def _candidates(role: str) -> tuple[list[tuple[int, Found, str]], list[PassedOve
         try:
             offer = _class_of(candidate)
             if role not in offer.roles:
-                passed_over.append(PassedOver(who, f"doesn't take the role {role!r}: it must be asked for by name"))
-                served.add(offer.device_type)
+                unfit.append(PassedOver(who, f"doesn't take the role {role!r}: it must be asked for by name"))
                 continue
             here, why = _availability(offer, label(candidate.provider))
             priority = int(offer.priority)
@@ -164,10 +165,10 @@ def _candidates(role: str) -> tuple[list[tuple[int, Found, str]], list[PassedOve
         if here:
             available.append((priority, candidate, why))
         else:
-            passed_over.append(PassedOver(who, why))
+            absent.append(PassedOver(who, why))
     if broken:
         raise _broken_candidates(role, broken)
-    return available, passed_over, served
+    return available, absent, unfit, served
 
 
 def _broken_candidates(role: str, broken: list[tuple[str, BaseException]]) -> BrokenPluginError:
@@ -181,11 +182,16 @@ def _broken_candidates(role: str, broken: list[tuple[str, BaseException]]) -> Br
     return error
 
 
-def _nothing_available(role: str, passed_over: list[PassedOver]) -> PoplinError:
-    if passed_over:
-        reasons = "; ".join(f"{what}: {why}" for what, why in passed_over)
+def _nothing_available(role: str, absent: list[PassedOver]) -> PoplinError:
+    if absent:
+        reasons = "; ".join(f"{what}: {why}" for what, why in absent)
         return HardwareAbsentError(f"accelerator={role!r}: no device is here. {reasons}. {_HERE_INSTEAD}.")
     packages = known.packages_for_role(_KIND, role)
+    if blocked := kept_out(_KIND):
+        return BlockedNameError(
+            f"accelerator={role!r}: no plugin takes this role. Installed, and kept out, are {blocked}. Let them in, or "
+            "name an accelerator."
+        )
     hint = f"Install the one for your device: pip install {' or '.join(packages)}" if packages else "Name one"
     return NotInstalledError(f"accelerator={role!r}: no installed plugin takes this role. {hint}.")
 
@@ -198,6 +204,8 @@ def _refuse_unserved(served: set[str]) -> None:
     offered = [name for name in registry.names(_KIND) if fold(name) == fold(seen)]
     if offered:
         what = f"The installed accelerator {offered[0]!r} must be asked for: accelerator={offered[0]!r}"
+    elif blocked := kept_out(_KIND):
+        what = f"Installed, and kept out, are plugins that may serve it: {blocked}. Let them in"
     elif package := known.package_for_device(seen):
         what = f"Install the plugin for it: pip install {package}"
     else:
@@ -213,8 +221,7 @@ def _of_device_type(device_type: str, devices: Source, trace: Trace) -> Accelera
     reason = f"{devices.origin}, so it is the accelerator of device type {device_type!r}"
     for candidate in registry.role_candidates(_KIND, "auto"):
         if isinstance(candidate, Found) and getattr(_class_of(candidate), "device_type", None) == device_type:
-            return _of_name(f"{candidate.provider.distribution}:{candidate.name}", reason, trace) \
-                if candidate.provider.distribution else _of_name(candidate.name, reason, trace)
+            return _of_found(candidate, reason, trace)
     return _of_name(device_type, reason, trace)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from poplin.errors import PoplinError
 from poplin.extension import Extension
 from poplin.selection.carried import carried_by, remember_bound
 from poplin.selection.common import guarded, label_of
@@ -20,31 +20,52 @@ def select(request: Request) -> Selection:
     Raises:
         PoplinError: no run can be made of the request; the message says why, and what to write instead.
     """
-    selection = resolve(request, Trace())
-    own = carried_by(selection.strategy)
-    bind_all(selection.parts(), selection)
+    with as_before(given_objects(request)):
+        selection = resolve(request, Trace())
+        own = carried_by(selection.strategy)
+        bind_all(selection.parts(), selection)
     remember_bound(selection.strategy, own)
     return selection
 
 
 def bind_all(parts: tuple[Extension, ...], selection: Selection) -> None:
     """Bind ``parts`` in order. If one raises, those before it and itself are torn down, and are as they were before."""
-    before: list[tuple[Extension, dict[str, Any] | None]] = []
+    reached: list[Extension] = []
+    with as_before(parts):
+        try:
+            for part in parts:
+                reached.append(part)
+                guarded(f"{label_of(part)}: bind() of {type(part).__name__}", part.bind, selection)
+        except BaseException as error:
+            for part in reversed(reached):
+                _tear_down(part, error)
+            raise
+
+
+def given_objects(request: Request) -> tuple[Extension, ...]:
+    """The user's own objects in a request, and those that a strategy object carries."""
+    carried = carried_by(request.strategy)
+    values = (request.accelerator, request.strategy, request.precision, *request.plugins, *carried.values())
+    return tuple(value for value in values if isinstance(value, Extension))
+
+
+@contextmanager
+def as_before(objects: tuple[Extension, ...], always: bool = False) -> Iterator[None]:
+    """If the block raises (or ``always``), the attributes of ``objects`` are afterwards what they were before."""
+    before = [(value, dict(vars(value))) for value in objects if hasattr(value, "__dict__")]
+    raised = True
     try:
-        for part in parts:
-            before.append((part, dict(vars(part)) if hasattr(part, "__dict__") else None))
-            guarded(f"{label_of(part)}: bind() of {type(part).__name__}", part.bind, selection)
-    except BaseException as error:
-        for part, attributes in reversed(before):
-            _undo(part, attributes, error)
-        raise
+        yield
+        raised = False
+    finally:
+        if raised or always:
+            for value, attributes in before:
+                vars(value).clear()
+                vars(value).update(attributes)
 
 
-def _undo(part: Extension, attributes: dict[str, Any] | None, error: BaseException) -> None:
+def _tear_down(part: Extension, error: BaseException) -> None:
     try:
         part.teardown()
     except Exception as second:  # the first error is the one to be told
         error.add_note(f"teardown() of {type(part).__name__} failed too: {type(second).__name__}: {second}")
-    if attributes is not None:
-        vars(part).clear()
-        vars(part).update(attributes)

@@ -6,17 +6,19 @@ serve the next, so what was its own before is remembered here.
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import Any
 
 from torch.utils.weak import WeakIdKeyDictionary
 
+from poplin.extension import Extension
 from poplin.selection.request import Source, describe
 
 #: Attributes of a strategy that are explicit sources, if they aren't None.
 FIELDS = ("accelerator", "parallel_devices", "cluster_environment", "precision", "checkpoint_io", "launcher")
 
 # strategy -> {field: (its own value, what binding made of it)}
-_BOUND: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_BOUND: MutableMapping[Any, dict[str, tuple[Any, Any]]] = WeakIdKeyDictionary()
 
 
 class Carried:
@@ -37,12 +39,16 @@ class Carried:
         """What it carries in ``field``, or None."""
         return self._values.get(field)
 
+    def values(self) -> list[Any]:
+        """All that it carries."""
+        return list(self._values.values())
+
 
 def carried_by(strategy: Any) -> Carried:
-    """What ``strategy`` brings of its own; nothing for a name."""
-    if isinstance(strategy, (str, type)):
+    """What ``strategy`` brings of its own; nothing for what is no such object."""
+    if not isinstance(strategy, Extension):
         return Carried({}, "")
-    bound: dict[str, tuple[Any, Any]] = _BOUND.get(strategy, {})
+    bound = _BOUND.get(strategy, {})
     values = {}
     for field in FIELDS:
         value = _read(strategy, field)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from poplin import registry
 from poplin.errors import ArgumentTypeError, BrokenPluginError, PoplinError
 from poplin.registry import Failure, Found
 from poplin.registry.kinds import KINDS
+from poplin.registry.names import fold
 from poplin.selection.request import Request, Source, agree, contradiction, describe
 from poplin.selection.trace import PassedOver, provider_label
 
 T = TypeVar("T")
+E = TypeVar("E", bound=PoplinError)
 
 
 def is_interactive() -> bool:
@@ -71,29 +73,34 @@ def guarded(who: str, question: Callable[..., T], *args: Any, **kwargs: Any) -> 
         ) from error
 
 
-def created(found: Found, interface: type[T]) -> T:
-    """The live object behind an offer, made with its presets only."""
-    value = found.create()
-    if not isinstance(value, interface):  # the registry checks it; this is for the type checker and for fakes
-        raise BrokenPluginError(
-            f"{label(found.provider)} offers {found.name!r}, which makes a {type(value).__name__} "
-            f"and no {interface.__name__}."
-        )
-    return value
+def blamed(error: E, story: str) -> E:
+    """The same error, its message led by how it came to that."""
+    told = type(error)(f"{story}, and that can't be had: {error}")
+    told.__cause__ = error
+    return told
 
 
-def instance_of(value: Any, interface: type[T], origin: str) -> T:
-    """``value``, if it is an object of that interface.
+def created(found: Found, interface: Callable[..., T]) -> T:
+    """The live object behind an offer, made with its presets only. ``interface`` is for the type checker.
+
+    The registry has checked that it is an object of the kind's interface.
+    """
+    return cast(T, found.create())
+
+
+def instance_of(value: Any, interface: Callable[..., T], origin: str) -> T:
+    """``value``, if it is an object of the class ``interface``.
 
     Raises:
         ArgumentTypeError: it is something else; a class in place of an object is told apart.
     """
-    if isinstance(value, interface):
-        return value
-    if isinstance(value, type) and issubclass(value, interface):
+    wanted = cast(type[Any], interface)
+    if isinstance(value, wanted):
+        return cast(T, value)
+    if isinstance(value, type) and issubclass(value, wanted):
         raise ArgumentTypeError(f"{origin}: this is a class. Give an object: {value.__name__}().")
     raise ArgumentTypeError(
-        f"{origin}: {describe(value)} is neither a name nor a {interface.__name__} of poplin "
+        f"{origin}: {describe(value)} is neither a name nor a {wanted.__name__} of poplin "
         f"(it is a {type(value).__module__}.{type(value).__qualname__})."
     )
 
@@ -122,6 +129,13 @@ def label_of(value: Any) -> str:
 def passed_over_failure(failure: Failure) -> PassedOver:
     """A plugin that could not be loaded, for the trace."""
     return PassedOver(label(failure.provider), f"installed, but broken ({first_line(failure.error)})")
+
+
+def kept_out(kind: str, names: tuple[str, ...] = ()) -> str:
+    """Installed plugins of a kind that a control keeps out (all, or of these names), with the reason; for errors."""
+    rows = [row for row in registry.rows() if row.kind == kind and row.status == "blocked"]
+    told = {f"{row.distribution} ({row.reason})" for row in rows if not names or fold(row.name) in map(fold, names)}
+    return ", ".join(sorted(told))
 
 
 def first_line(error: BaseException | str) -> str:

@@ -17,7 +17,7 @@ from poplin.errors import (
 )
 from poplin.selection.carried import Carried
 from poplin.selection.common import because, guarded, label_of
-from poplin.selection.request import Request, Source, contradiction, describe
+from poplin.selection.request import Request, contradiction, describe
 from poplin.selection.trace import Trace
 
 
@@ -85,9 +85,7 @@ def _nodes_from_environment(environment: ClusterEnvironment, per_node: int) -> t
     return world_size // per_node, f"{type(environment).__name__} says {world_size} processes, {per_node} on each node"
 
 
-def _from_accelerator(
-    accelerator: Accelerator, environment: ClusterEnvironment, interactive: bool
-) -> tuple[int, str]:
+def _from_accelerator(accelerator: Accelerator, environment: ClusterEnvironment, interactive: bool) -> tuple[int, str]:
     who = label_of(accelerator)
     count = guarded(f"{who}: auto_device_count()", accelerator.auto_device_count)
     name = accelerator.name()
@@ -113,7 +111,7 @@ def _parse(accelerator: Accelerator, value: Any) -> tuple[torch.device, ...]:
         raise ArgumentValueError(f"{said} ({type(error).__name__}: {error}).") from error
     if not isinstance(devices, (list, tuple)) or not all(isinstance(device, torch.device) for device in devices):
         raise BrokenPluginError(
-            f"{label_of(accelerator)}: get_parallel_devices() returned {describe(devices)} and not a list of torch.device."
+            f"{label_of(accelerator)}: get_parallel_devices() returned {describe(devices)}, no list of torch.device."
         )
     if not devices:
         raise ArgumentValueError(f"devices={describe(value)}: at least one device is needed; -1 means all of them.")

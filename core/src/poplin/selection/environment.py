@@ -6,10 +6,19 @@ from collections.abc import Mapping
 
 from poplin import registry
 from poplin.environments.environment import ClusterEnvironment
+from poplin.errors import BrokenPluginError
 from poplin.rank_zero import rank_zero_warn
 from poplin.registry import Failure, Found
 from poplin.selection.carried import Carried
-from poplin.selection.common import choose, created, first_line, guarded, instance_of, label, label_of, passed_over_failure
+from poplin.selection.common import (
+    choose,
+    created,
+    first_line,
+    instance_of,
+    label,
+    label_of,
+    passed_over_failure,
+)
 from poplin.selection.request import Source
 from poplin.selection.trace import PassedOver, Trace
 
@@ -74,7 +83,10 @@ def _detected(trace: Trace) -> ClusterEnvironment:
 
 
 def _warn_broken(who: str, error: BaseException) -> None:
-    rank_zero_warn(
-        f"The environment plugin {who} is broken ({first_line(error)}): whether it started this process is unknown, "
-        "and the run goes on without it. Repair it, uninstall it, or block it (POPLIN_DISABLE_PLUGINS)."
+    text = (
+        f"The environment plugin {who} is broken ({first_line(error)}): whether it started this process is unknown. "
+        "Repair it, uninstall it, or block it (POPLIN_DISABLE_PLUGINS)."
     )
+    if registry.is_strict():
+        raise BrokenPluginError(text) from error
+    rank_zero_warn(f"{text} The run goes on without it.")

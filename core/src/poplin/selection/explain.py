@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from poplin.errors import PoplinError
+from poplin.selection.binding import as_before, given_objects
 from poplin.selection.request import Request
 from poplin.selection.resolve import resolve
 from poplin.selection.trace import Trace
@@ -22,7 +23,9 @@ def explain_request(request: Request | None = None, **arguments: Any) -> str:
     """
     trace = Trace()
     try:
-        resolve(Request.read(**arguments) if request is None else request, trace)
+        request = Request.read(**arguments) if request is None else request
+        with as_before(given_objects(request), always=True):
+            resolve(request, trace)
     except PoplinError as error:
         decided = f"{trace.render()}\n\n" if len(trace) else ""
         return f"{decided}refused ({type(error).__name__}): {error}"

@@ -57,8 +57,8 @@ def _logger(value: Any) -> tuple[Any, Decision]:
         raise ArgumentTypeError(f"loggers= got {describe(value)}: give an object, {value.__name__}(...).")
     if not _can_log(value):
         raise ArgumentTypeError(
-            f"loggers= got {describe(value)}, which has no method log_metrics(metrics=..., step=...). Give a registered "
-            f"name ({', '.join(registry.names('loggers'))}), an object with log_metrics, or a list of these."
+            f"loggers= got {describe(value)}, which has no method log_metrics(metrics=..., step=...). Give a "
+            f"registered name ({', '.join(registry.names('loggers'))}), an object with log_metrics, or a list of these."
         )
     return value, Decision("logger", type(value).__name__, label_of(value), f"asked for: loggers={describe(value)}")
 
@@ -93,7 +93,7 @@ def reader_for(path: StoragePath, default: CheckpointIO, trace: Trace | None = N
         if recognised:
             if trace is not None:
                 trace.note("reader", candidate.name, f"it recognises {path}", candidate.provider, broken)
-            return created(candidate, CheckpointIO)  # type: ignore[type-abstract]
+            return created(candidate, CheckpointIO)
     for who, why in broken:
         rank_zero_warn(f"The checkpoint IO of {who} is broken ({why}) and was not asked whether it can read {path}.")
     return default

@@ -13,7 +13,7 @@ from poplin.launchers.launcher import Launcher
 from poplin.precision.precision import Precision
 from poplin.registry.names import fold, parse_reference
 from poplin.selection.carried import Carried
-from poplin.selection.common import because, choose, created, guarded, instance_of, label, label_of
+from poplin.selection.common import because, choose, created, guarded, instance_of, label_of
 from poplin.selection.request import Request, Source
 from poplin.selection.trace import Trace
 from poplin.strategies.strategy import Strategy
@@ -41,7 +41,7 @@ def resolve_precision(
         LookupFailedError: the name can't be had.
         SelectionError: it can't serve this device type, or the strategy refuses it.
     """
-    sources = (request.explicit("precision"), plugins.get("precisions"), carried.source("precision"))
+    sources = (*request.all_explicit("precision"), plugins.get("precisions"), carried.source("precision"))
     source = choose("precision", sources, _same_precision)
     reason = because(request, "precision", source, "nothing was asked for")
     if source is not None and not isinstance(source.value, str):
@@ -71,7 +71,9 @@ def _precision_by_name(name: str, strategy: Strategy, reason: str, trace: Trace)
 
 
 def _same_precision(one: object, other: object) -> bool:
-    names = [fold(parse_reference(name).name) if name else None for name in (_precision_name(one), _precision_name(other))]
+    names = [
+        fold(parse_reference(name).name) if name else None for name in (_precision_name(one), _precision_name(other))
+    ]
     if isinstance(one, Precision) and isinstance(other, Precision):
         return one is other  # their settings may differ
     return None not in names and names[0] == names[1]

@@ -32,13 +32,23 @@ def sort_plugins(request: Request) -> Mapping[str, Source]:
         kind = _kind_of_name(plugin) if isinstance(plugin, str) else _kind_of_object(plugin)
         source = Source(plugin, f"plugins={describe(plugin)}")
         other = sorted_plugins.get(kind)
-        if other is not None and other.value is not plugin and other.value != plugin:
+        if other is not None and not _is_same(other.value, plugin):
             raise ContradictionError(
                 f"plugins= holds two of one kind ({KINDS[kind].singular}): {describe(other.value)} and "
                 f"{describe(plugin)}. At most one of each kind can be used: leave one of them out."
             )
         sorted_plugins[kind] = source
     return sorted_plugins
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, str) and isinstance(other, str):  # of one kind, so with or without it
+        names = [
+            (fold(reference.distribution or ""), fold(reference.name))
+            for reference in map(parse_reference, (one, other))
+        ]
+        return names[0] == names[1]
+    return one is other
 
 
 def _kind_of_object(plugin: Any) -> str:
@@ -53,7 +63,9 @@ def _kind_of_object(plugin: Any) -> str:
         raise ArgumentTypeError(f"plugins= got {describe(plugin)}: give an object, {plugin.__name__}(...).")
     for kind, argument in _OTHER_ARGUMENTS.items():
         if isinstance(plugin, interface_of(kind)):
-            raise ArgumentTypeError(f"plugins= got {describe(plugin)}, a {KINDS[kind].singular}: it goes into {argument}")
+            raise ArgumentTypeError(
+                f"plugins= got {describe(plugin)}, a {KINDS[kind].singular}: it goes into {argument}"
+            )
     raise ArgumentTypeError(f"plugins= got {describe(plugin)}. What can stand there is {allowed}.")
 
 
@@ -61,10 +73,9 @@ def _kind_of_name(text: str) -> str:
     reference = parse_reference(text)
     if reference.kind is not None:
         if reference.kind not in PLUGIN_KINDS:
-            raise ArgumentValueError(
-                f"plugins={text!r} names a {KINDS[reference.kind].singular}: "
-                f"it goes into {_OTHER_ARGUMENTS[reference.kind]}"
-            )
+            other = _OTHER_ARGUMENTS.get(reference.kind)
+            hint = f"It goes into {other}" if other else "That is found by itself, and isn't given to a Fabric."
+            raise ArgumentValueError(f"plugins={text!r} names one of the {reference.kind}. {hint}")
         return reference.kind
     offering = [kind for kind in PLUGIN_KINDS if _offers(kind, reference.name)]
     if len(offering) > 1:

@@ -16,6 +16,8 @@ PREFIXES = ("POPLIN_", "LT_")
 LEGACY_PRECISIONS: dict[str, str] = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"}
 #: Of these the new spelling is named in a warning: what they mean can't be read off them.
 _AMBIGUOUS_PRECISIONS = ("16", "bf16")
+#: Subjects whose objects know their own name, so that an object and its name can be the same wish.
+NAMED_OBJECTS = ("accelerator", "precision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Request:
         plugins: objects and names, in the order given.
         under_cli: whether the command line started this script.
         sources: for each subject that was asked for explicitly (``auto`` and None are not), what and where.
+        variables: environment variables beside an object as argument: whether both mean the same, the object knows.
         notes: ``(subject, text)`` of what was read on the way and must be told.
     """
 
@@ -49,6 +52,7 @@ class Request:
     plugins: tuple[Any, ...] = ()
     under_cli: bool = False
     sources: Mapping[str, Source] = field(default_factory=dict)
+    variables: Mapping[str, Source] = field(default_factory=dict)
     notes: tuple[tuple[str, str], ...] = ()
 
     @classmethod
@@ -65,7 +69,12 @@ class Request:
         """Read the arguments and the environment variables ``POPLIN_*`` and ``LT_*``.
 
         Args:
-            accelerator, strategy, devices, num_nodes, precision, plugins: as for ``Fabric``.
+            accelerator: a name, ``"auto"`` or an object.
+            strategy: a name, ``"auto"`` or an object.
+            devices: a count, indices, ``-1`` or ``"auto"``.
+            num_nodes: number of nodes.
+            precision: a name, old or new, or an object.
+            plugins: one or several objects or registered names.
             environ: the environment; None means the one of this process.
 
         Raises:
@@ -83,12 +92,18 @@ class Request:
             plugins=_plugin_list(plugins),
             under_cli=_is_set(environ, "CLI_USED"),
             sources=reader.sources,
+            variables=reader.variables,
             notes=tuple(reader.notes),
         )
 
     def explicit(self, subject: str) -> Source | None:
         """The explicit wish about ``subject``, or None where the choice was left open."""
         return self.sources.get(subject)
+
+    def all_explicit(self, subject: str) -> tuple[Source, ...]:
+        """Every explicit wish about ``subject`` among arguments and environment variables."""
+        found = (self.sources.get(subject), self.variables.get(subject))
+        return tuple(source for source in found if source is not None)
 
 
 class _Reader:
@@ -97,10 +112,13 @@ class _Reader:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
         self.sources: dict[str, Source] = {}
+        self.variables: dict[str, Source] = {}
         self.notes: list[tuple[str, str]] = []
 
     def read(self, subject: str, argument: Any, default: Any, check: Any) -> Any:
-        given = None if _is_open(argument, default) else Source(argument, f"the argument {subject}={describe(argument)}")
+        given = (
+            None if _is_open(argument, default) else Source(argument, f"the argument {subject}={describe(argument)}")
+        )
         variable = self._variable(subject, default)
         wishes = []
         for source in (given, variable):
@@ -111,11 +129,12 @@ class _Reader:
                     self.notes.append((subject, note))
         if not wishes:
             return default
-        chosen = wishes[0]
+        self.sources[subject] = chosen = wishes[0]
         for other in wishes[1:]:
-            if not agree(chosen.value, other.value):
+            if subject in NAMED_OBJECTS and _as_text(chosen.value) is None:
+                self.variables[subject] = other
+            elif not agree(chosen.value, other.value):
                 raise contradiction(subject, chosen, other)
-        self.sources[subject] = chosen
         return chosen.value
 
     def _variable(self, subject: str, default: Any) -> Source | None:

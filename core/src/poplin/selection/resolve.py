@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from poplin import registry
 from poplin.registry import hookspecs
 from poplin.selection.accelerator import resolve_accelerator
 from poplin.selection.carried import carried_by
-from poplin.selection.common import guarded, is_interactive, label_of
+from poplin.selection.common import guarded, is_interactive, label, label_of
 from poplin.selection.devices import resolve_devices
 from poplin.selection.environment import resolve_environment
 from poplin.selection.parts import resolve_checkpoint_io, resolve_launcher, resolve_precision
@@ -63,4 +61,6 @@ def _check(selection: Selection) -> None:
     """The vetoes: the accelerator's, the strategy's, then those of ambient plugins."""
     for part in (selection.accelerator, selection.strategy):
         guarded(f"{label_of(part)}: check() of {type(part).__name__}", part.check, selection)
-    hookspecs.check_selection(selection)
+    asked = [label(answer.provider) for answer in hookspecs.check_selection(selection)]
+    vetoed_by_none = ["the accelerator", "the strategy", *asked]
+    selection.trace.note("checks", "no veto", f"asked were {', '.join(vetoed_by_none)}")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from poplin import registry
 from poplin.accelerators.accelerator import Accelerator
-from poplin.errors import LookupFailedError, NotInstalledError, SelectionError
-from poplin.rank_zero import rank_zero_warn
-from poplin.registry import Failure, Found, hookspecs, known
+from poplin.errors import ArgumentValueError, LookupFailedError, NotInstalledError, SelectionError
+from poplin.registry import Answer, Found, hookspecs, known
 from poplin.registry.names import fold, parse_reference
-from poplin.selection.common import because, created, first_line, instance_of, label, label_of, passed_over_failure
-from poplin.selection.request import Request, Source
+from poplin.selection.common import because, blamed, created, first_line, instance_of, kept_out, label, label_of
+from poplin.selection.request import Request
 from poplin.selection.trace import PassedOver, Trace
 from poplin.strategies.strategy import Strategy
 
@@ -39,8 +38,10 @@ def resolve_strategy(
     if source is not None:
         return _by_name(source.value, accelerator, because(request, "strategy", source), [], trace)
     name, reason, passed_over = _automatic(accelerator, num_devices, num_nodes, interactive)
-    reason = because(request, "strategy", None, reason)
-    return _by_name(name, accelerator, reason, passed_over, trace)
+    try:
+        return _by_name(name, accelerator, because(request, "strategy", None, reason), passed_over, trace)
+    except (LookupFailedError, ArgumentValueError) as error:
+        raise blamed(error, f"strategy='auto' became {name!r} ({reason})") from error
 
 
 def check_strategy_object(request: Request) -> None:
@@ -53,51 +54,42 @@ def check_strategy_object(request: Request) -> None:
 # --- by name, with redirects
 
 
-def _by_name(
-    name: str, accelerator: Accelerator, reason: str, passed_over: list[PassedOver], trace: Trace
-) -> Strategy:
-    found = _follow(name, accelerator, passed_over)
-    if isinstance(found, _Redirected):
-        reason = f"{reason}; {found.story}"
-        found = found.found
-    trace.note("strategy", found.name, reason, found.provider, passed_over)
+def _by_name(name: str, accelerator: Accelerator, reason: str, passed_over: list[PassedOver], trace: Trace) -> Strategy:
+    found, story = _follow(name, accelerator, passed_over)
+    trace.note("strategy", found.name, f"{reason}; {story}" if story else reason, found.provider, passed_over)
     return created(found, Strategy)
 
 
-class _Redirected:
-    def __init__(self, found: Found, story: str) -> None:
-        self.found = found
-        self.story = story
-
-
-def _follow(name: str, accelerator: Accelerator, passed_over: list[PassedOver]) -> Found | _Redirected:
-    """The offer that ``name`` leads to.
+def _follow(name: str, accelerator: Accelerator, passed_over: list[PassedOver]) -> tuple[Found, str]:
+    """The offer that ``name`` leads to, and by which redirects.
 
     Raises:
-        LookupFailedError: nothing redirects a name that can't be had.
+        LookupFailedError: a name on the way can't be had, and nothing redirects it.
         SelectionError: the redirects go in a circle, or on and on.
     """
-    path, story = [name], ""
+    path = [name]
+    steps: list[str] = []
     while True:
         found = _find(path[-1])
         answer = _ask_for_redirect(path[-1], found, accelerator, passed_over)
+        story = f"redirected: {', then '.join(steps)}" if steps else ""
         if answer is None:
-            if isinstance(found, LookupFailedError):
-                raise found
-            return _Redirected(found, story) if story else found
+            if isinstance(found, Found):
+                return found, story
+            raise blamed(found, story) if story else found
         target, who = answer
         route = " -> ".join(repr(step) for step in [*path, target])
         if _key(target) in {_key(step) for step in path}:
             raise SelectionError(
                 f"The redirects of strategy={name!r} go in a circle: {route} (the last by {who}). "
-                "Name the strategy's distribution ('dist:name'), give an object, or block one of the plugins."
+                "Give a strategy object, which is never redirected, or block one of the plugins."
             )
         if len(path) > MAX_REDIRECTS:
             raise SelectionError(
                 f"strategy={name!r} was redirected more than {MAX_REDIRECTS} times: {route}. "
                 "Name the strategy that is meant, give an object, or block one of the plugins."
             )
-        story = f"{story}, then {target!r} by {who}" if story else f"redirected: {path[-1]!r} is {target!r} by {who}"
+        steps.append(f"{path[-1]!r} is {target!r} on this accelerator by {who}")
         path.append(target)
 
 
@@ -118,21 +110,24 @@ def _ask_for_redirect(
     name: str, found: Found | LookupFailedError, accelerator: Accelerator, passed_over: list[PassedOver]
 ) -> tuple[str, str] | None:
     """``(other name, who says so)``, or None. Asked are the accelerator's plugin, the name's, then ambient ones."""
+    plain = found.name if isinstance(found, Found) else parse_reference(name).name
     providers = [registry.provider_of(accelerator), found.provider if isinstance(found, Found) else None]
-    plain = parse_reference(name).name
-    asked = hookspecs.redirect_strategy(
-        name=plain, accelerator=accelerator, providers=[provider for provider in providers if provider is not None]
-    )
-    winner: tuple[str, str] | None = None
-    for answer in asked:
-        who = label(answer.provider)
+    target, answers = hookspecs.redirect_strategy(plain, accelerator, providers)
+    for answer in answers:
         if answer.error is not None:
-            passed_over.append(PassedOver(who, f"its redirect failed ({first_line(answer.error)})"))
-        elif answer.value is not None and winner is None:
-            winner = (str(answer.value), who)
-        elif answer.value is not None:
-            passed_over.append(PassedOver(str(answer.value), f"redirected to by {who}, after {winner}"))
-    return winner
+            passed_over.append(
+                PassedOver(f"what {label(answer.provider)} redirects to", f"it failed ({first_line(answer.error)})")
+            )
+        elif answer.value is not None and answer.value != target:
+            passed_over.append(
+                PassedOver(str(answer.value), f"{label(answer.provider)} redirects to it, and comes later")
+            )
+    return None if target is None else (target, _who_said(target, answers))
+
+
+def _who_said(value: str, answers: Sequence[Answer]) -> str:
+    """The plugin whose answer counted; a wrapper of an ambient plugin may have put its own in place of all."""
+    return next((label(answer.provider) for answer in answers if answer.value == value), "an ambient plugin")
 
 
 # --- auto
@@ -143,29 +138,19 @@ def _automatic(
 ) -> tuple[str, str, list[PassedOver]]:
     """``(name, reason, what was passed over)`` for ``strategy="auto"``."""
     passed_over: list[PassedOver] = []
-    for candidate in registry.role_candidates(_KIND, "auto"):  # loads the plugins that want to be asked
-        if isinstance(candidate, Failure):
-            passed_over.append(passed_over_failure(candidate))
-            rank_zero_warn(
-                f"The strategy plugin {label(candidate.provider)} is broken ({first_line(candidate.error)}) and was "
-                "not asked what strategy='auto' should be. Repair or uninstall it, or name the strategy."
-            )
-    answers = hookspecs.select_strategy(
+    winner, answers = hookspecs.select_strategy(
         accelerator=accelerator, num_devices=num_devices, num_nodes=num_nodes, interactive=interactive
     )
-    winner: tuple[str, str] | None = None
     for answer in answers:
         who = label(answer.provider)
         if answer.error is not None:
-            passed_over.append(PassedOver(who, f"its selection failed ({first_line(answer.error)})"))
+            passed_over.append(PassedOver(f"the answer of {who}", f"it failed ({first_line(answer.error)})"))
         elif answer.value is None:
-            passed_over.append(PassedOver(who, "has no answer for these devices"))
-        elif winner is None:
-            winner = (str(answer.value), who)
-        else:
-            passed_over.append(PassedOver(str(answer.value), f"the answer of {who}, which comes later"))
+            passed_over.append(PassedOver(f"an answer of {who}", "it has none for these devices"))
+        elif answer.value != winner:
+            passed_over.append(PassedOver(str(answer.value), f"{who} says so, and was not the first to answer"))
     if winner is not None:
-        return winner[0], f"nothing was asked for, and {winner[1]} answered first", passed_over
+        return winner, f"nothing was asked for, and {_who_said(winner, answers)} answered first", passed_over
     if num_devices * num_nodes == 1:
         return _LAST, "nothing was asked for, and there is one device", passed_over
     raise _nothing_for_several(accelerator, num_devices, num_nodes, passed_over)
@@ -176,8 +161,10 @@ def _nothing_for_several(
 ) -> NotInstalledError:
     asked = "; ".join(f"{what}: {why}" for what, why in passed_over) or "none is installed"
     packages = known.packages_for_role(_KIND, "auto")
+    if blocked := kept_out(_KIND, ("auto",)):
+        asked = f"{asked}; installed, and kept out: {blocked}"
     hint = f"Install one: pip install {' or '.join(packages)}" if packages else "Install one that does"
     return NotInstalledError(
-        f"strategy='auto': {num_devices} device(s) on {num_nodes} node(s) of {accelerator.name()!r} need a strategy for "
-        f"several devices, and no installed plugin offers one ({asked}). {hint}, name a strategy, or use devices=1."
+        f"strategy='auto': {num_devices} device(s) on {num_nodes} node(s) of {accelerator.name()!r} need a strategy "
+        f"for several devices, and no installed plugin offers one ({asked}). {hint}, name a strategy, or use devices=1."
     )

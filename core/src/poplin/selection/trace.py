@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-
 #: Longer choices don't widen the column.
 _WIDEST_CHOICE = 36
 

@@ -1,0 +1,177 @@
+"""Which accelerator: by name, role, object; never a silent CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from selection_fakes import GPU, AbsentGPU, Many
+
+from poplin.accelerators import CPUAccelerator
+from poplin.errors import (
+    ArgumentTypeError,
+    BlockedNameError,
+    BrokenPluginError,
+    ContradictionError,
+    HardwareAbsentError,
+    MisconfigurationException,
+    NotInstalledError,
+    UnknownNameError,
+)
+from poplin.selection import torch_devices
+
+
+def decision(selection, subject):
+    return next(item for item in selection.trace.decisions if item.subject == subject)
+
+
+def test_auto_alone_is_the_cpu_and_says_why(choose):
+    selection = choose()
+    assert isinstance(selection.accelerator, CPUAccelerator)
+    assert selection.devices == (torch.device("cpu"),)
+    said = decision(selection, "accelerator")
+    assert said.choice == "cpu"
+    assert said.provider.startswith("poplin-core")
+    assert "highest priority" in said.reason
+
+
+def test_auto_takes_the_available_one_of_highest_priority(choose, offer):
+    class Better(GPU):
+        priority = 20
+
+    offer("accelerators", "fakegpu", GPU)
+    offer("accelerators", "better", Better)
+    offer("accelerators", "absent", type("Best", (AbsentGPU,), {"priority": 30}))
+    selection = choose(devices=1)
+    assert type(selection.accelerator) is Better
+    over = dict(decision(selection, "accelerator").passed_over)
+    assert "no fake driver" in next(why for what, why in over.items() if "absent" in what)
+    assert any("fakegpu" in what and "priority 10" in why for what, why in over.items())
+    assert any("cpu" in what for what in over)
+
+
+def test_gpu_is_a_role(choose, offer):
+    offer("accelerators", "fakegpu", GPU)
+    assert type(choose(accelerator="gpu", devices=1).accelerator) is GPU
+    assert type(choose(accelerator="GPU", devices=1).accelerator) is GPU
+
+
+def test_gpu_without_any_gives_the_reason(choose, offer):
+    offer("accelerators", "absent", AbsentGPU)
+    with pytest.raises(HardwareAbsentError, match="no fake driver"):
+        choose(accelerator="gpu")
+
+
+def test_gpu_without_a_plugin_says_so(choose):
+    with pytest.raises((NotInstalledError, BlockedNameError), match="gpu"):
+        choose(accelerator="gpu")
+
+
+def test_what_must_be_asked_for_is_not_taken_by_auto(choose, offer):
+    class Shy(GPU):
+        roles = ()
+
+    offer("accelerators", "shy", Shy)
+    assert choose().accelerator.name() == "cpu"
+    assert type(choose(accelerator="shy", devices=1).accelerator) is Shy
+
+
+def test_a_broken_accelerator_and_auto_is_an_error_that_names_it(choose, offer):
+    class Broken(GPU):
+        @classmethod
+        def availability(cls):
+            raise OSError("driver library missing")
+
+    offer("accelerators", "broken_one", Broken)
+    for arguments in ({}, {"accelerator": "gpu"}):
+        with pytest.raises(BrokenPluginError, match=r"broken.one.*driver library missing") as caught:
+            choose(**arguments)
+        assert caught.value.__cause__ is not None
+    assert choose(accelerator="cpu").accelerator.name() == "cpu"
+
+
+def test_an_accelerator_that_cannot_be_imported_and_auto(choose, offer):
+    from poplin import lazy
+
+    offer("accelerators", "unimportable", lazy("no_such_module_of_ours:Thing"))
+    with pytest.raises(BrokenPluginError, match="no_such_module_of_ours"):
+        choose()
+
+
+def test_absent_by_name_and_by_object(choose, offer):
+    offer("accelerators", "absent", AbsentGPU)
+    for accelerator in ("absent", AbsentGPU()):
+        with pytest.raises(HardwareAbsentError, match="no fake driver") as caught:
+            choose(accelerator=accelerator)
+        assert isinstance(caught.value, MisconfigurationException)
+
+
+def test_torch_sees_a_device_that_nothing_serves(choose, monkeypatch):
+    """`auto` must not train on the CPU in silence."""
+    monkeypatch.setattr(torch_devices, "visible_device_type", lambda served: None if "cuda" in served else "cuda")
+    with pytest.raises(NotInstalledError, match=r"'cuda'.*pip install poplin-cuda.*accelerator='cpu'"):
+        choose()
+    assert choose(accelerator="cpu").accelerator.name() == "cpu"
+
+
+def test_torch_sees_a_device_that_nobody_knows(choose, monkeypatch):
+    monkeypatch.setattr(torch_devices, "visible_device_type", lambda served: "strange")
+    with pytest.raises(NotInstalledError, match="strange"):
+        choose()
+
+
+def test_torch_sees_a_device_whose_plugin_says_it_is_absent(choose, offer, monkeypatch):
+    """The plugin that serves a device type has the last word on it; the trace has its reason."""
+    offer("accelerators", "absent", AbsentGPU)
+    monkeypatch.setattr(torch_devices, "visible_device_type", lambda served: None if "meta" in served else "meta")
+    assert choose().accelerator.name() == "cpu"
+
+
+def test_torch_is_really_asked():
+    assert torch_devices.visible_device_type() is None or isinstance(torch_devices.visible_device_type(), str)
+
+
+def test_object(choose):
+    mine = CPUAccelerator()
+    selection = choose(accelerator=mine)
+    assert selection.accelerator is mine
+    assert "poplin-core" in decision(selection, "accelerator").provider
+
+
+@pytest.mark.parametrize("wrong", [CPUAccelerator, 3, object(), 1.5, ["cpu"], b"cpu"])
+def test_what_is_no_accelerator(choose, wrong):
+    with pytest.raises(ArgumentTypeError, match="accelerator"):
+        choose(accelerator=wrong)
+
+
+def test_unknown_name_has_close_matches(choose):
+    with pytest.raises(UnknownNameError, match="cpu"):
+        choose(accelerator="cpuu")
+
+
+def test_contradictions(choose, offer):
+    offer("accelerators", "fakegpu", GPU)
+    with pytest.raises(ContradictionError, match=r"accelerator='cpu'.*Many object carries accelerator"):
+        choose(accelerator="cpu", strategy=Many(accelerator=GPU()))
+    with pytest.raises(ContradictionError, match="parallel_devices"):
+        choose(accelerator="fakegpu", strategy=Many(parallel_devices=[torch.device("cpu")]))
+    with pytest.raises(ContradictionError):
+        choose(accelerator=GPU(), strategy=Many(accelerator=GPU()), devices=1)
+
+
+def test_no_contradictions(choose, offer):
+    offer("accelerators", "fakegpu", GPU)
+    mine = GPU()
+    assert choose(accelerator=mine, strategy=Many(accelerator=mine), devices=1).accelerator is mine
+    assert choose(accelerator="fakegpu", strategy=Many(accelerator=mine), devices=1).accelerator is mine
+    assert choose(accelerator="gpu", strategy=Many(accelerator=mine), devices=1).accelerator is mine
+    assert choose(strategy=Many(accelerator=mine), devices=1).accelerator is mine
+
+
+def test_the_devices_of_a_strategy_object_decide(choose, offer):
+    offer("accelerators", "fakegpu", GPU)
+    selection = choose(strategy=Many(parallel_devices=[torch.device("cpu")] * 2))
+    assert selection.accelerator.name() == "cpu"
+    assert len(selection.devices) == 2
+    selection = choose(strategy=Many(parallel_devices=[torch.device("meta", 1)]))
+    assert selection.accelerator.name() == "fakegpu"
+    assert selection.devices == (torch.device("meta", 1),)
