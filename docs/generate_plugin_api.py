@@ -39,10 +39,9 @@ def page() -> str:
         "Fabric (" + ", ".join(f"`{group}`" for group in CALLBACK_GROUPS[1:]) + " are read too).\n"
     )
     parts.append("## Hooks\n")
-    for name, function in vars(hookspecs.Hooks).items():
+    for name, function in vars(hookspecs).items():
         if name.startswith("poplin_"):
-            parameters = list(inspect.signature(function).parameters.values())[1:]
-            signature = str(inspect.signature(function).replace(parameters=parameters)).replace("'", "")
+            signature = str(inspect.signature(function)).replace("'", "")
             parts += [f"### `{name}{signature}`\n", inspect.cleandoc(function.__doc__ or "") + "\n"]
     for cls in _interfaces():
         parts += [f"## {cls.__name__}\n", inspect.cleandoc(cls.__doc__ or "") + "\n", reference.table(cls)]

@@ -33,11 +33,9 @@ def pinned():
     from poplin.registry import hookspecs
 
     lines = [line for cls in [*interfaces(), fabric.Fabric] for line in reference.pin(cls)]
-    for name, function in vars(hookspecs.Hooks).items():
+    for name, function in vars(hookspecs).items():
         if name.startswith("poplin_"):
-            parameters = list(inspect.signature(function).parameters.values())[1:]
-            signature = inspect.signature(function).replace(parameters=parameters)
-            lines.append(f"hook {name}{str(signature).replace(chr(39), '')}")
+            lines.append(f"hook {name}{str(inspect.signature(function)).replace(chr(39), '')}")
     lines += [f"kind {kind.name}: {kind.group} {kind.hook} {kind.roles}" for kind in KINDS.values()]
     return lines
 

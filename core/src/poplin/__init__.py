@@ -3,7 +3,7 @@
 Importing this package imports no torch: its names are read lazily.
 """
 
-from poplin.faces import lazy_face
+from poplin.faces import install_deep_faces, lazy_face
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,3 +29,5 @@ __getattr__, __dir__ = lazy_face(
         "seed_everything": "poplin.seed:seed_everything_without_workers",
     },
 )
+
+install_deep_faces()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Any, TypeVar
@@ -24,14 +23,12 @@ from poplin.errors import (
     ArgumentTypeError,
     ArgumentValueError,
     MissingLoggerError,
-    NotLaunchedError,
     NotSetUpError,
-    SelectionError,
     UsageError,
 )
 from poplin.loggers.metrics import to_numbers
 from poplin.precision.precision import Precision
-from poplin.rank_zero import rank_zero_deprecation, rank_zero_warn
+from poplin.rank_zero import rank_zero_deprecation
 from poplin.seed import seed_everything
 from poplin.selection import Request, Selection, select, select_loggers
 from poplin.strategies.collectives import gather_nested, reduce_nested
@@ -40,6 +37,7 @@ from poplin.utilities.apply_func import move_data_to_device
 from poplin.wrappers import setup as wrapping
 from poplin.wrappers.clip import clip_gradients
 from poplin.wrappers.module import FabricModule
+from poplin.wrappers.setups import Setups
 
 T = TypeVar("T")
 
@@ -97,7 +95,7 @@ class Fabric:
         for distribution, note in notes:
             self._selection.trace.note("callbacks", note, reason=f"callbacks factory of {distribution}")
         self._callbacks = Callbacks([*own_callbacks, *found], fire=self.call)
-        self._setups = wrapping.Setups()
+        self._setups = Setups(self.strategy, self.precision, self._callbacks)
         self._life = lifecycle.Life()
         lifecycle.created(self)
 
@@ -646,9 +644,9 @@ class Fabric:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._setups = wrapping.Setups()
-        self._life = lifecycle.Life()
         self._callbacks.fire_through(self.call)
+        self._setups = Setups(self.strategy, self.precision, self._callbacks)
+        self._life = lifecycle.Life()
 
     # --- callbacks and loggers
 

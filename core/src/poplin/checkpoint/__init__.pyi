@@ -1,0 +1,4 @@
+# Written by core/generate_stubs.py from the tables of the lazy faces and registry/known.toml; change those.
+from poplin.checkpoint.checkpoint_io import CheckpointIO as CheckpointIO
+from poplin.checkpoint.checkpoint_io import StoragePath as StoragePath
+from poplin.checkpoint.torch_io import TorchCheckpointIO as TorchCheckpointIO
