@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, NoReturn
 
-from poplin.cli.metadata import distribution_summary
 from poplin.cli.tables import table
 from poplin.errors import LookupFailedError, NotInstalledError, UnknownNameError
 from poplin.registry import Row, find, known, locate, rows
@@ -147,6 +146,8 @@ def _matching(reference: str, found: Sequence[Row]) -> list[Row]:
 
 
 def _details(row: Row, load: bool) -> dict[str, Any]:
+    from poplin.cli.metadata import distribution_summary  # not for the listing, which is to be quick
+
     details = row_as_dict(row)
     details["summary"] = distribution_summary(row.location)
     if load and row.status not in ("role", "blocked", "conflict"):
