@@ -49,13 +49,13 @@ print({MARK!r} + json.dumps(result))
 def run(tmp_path):
     """Run a script in a process where `site` folders are installed; what it puts into `result` comes back."""
 
-    def run(source, *sites, env=None, prelude=PRELUDE, epilogue=EPILOGUE):
+    def run(source, *sites, env=None, before=""):
         sites = [str(site) for site in sites] or [str(tmp_path)]
         environ = {key: value for key, value in os.environ.items() if not key.startswith("POPLIN_")}
         environ |= {"PYTHONPATH": os.pathsep.join([*sites, str(CORE_SOURCES)]), "PYTHONDONTWRITEBYTECODE": "1"}
         environ |= env or {}
         script = tmp_path / "script_of_the_test.py"
-        script.write_text(prelude + textwrap.dedent(source) + epilogue)
+        script.write_text(f"{before}\n{PRELUDE}{textwrap.dedent(source)}{EPILOGUE}")
         done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=90, env=environ)
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout.rpartition(MARK)[2])

@@ -1,7 +1,5 @@
 """A name looked up: what it loads, and the six ways in which it fails."""
 
-import sys
-
 from poplin.testing.distributions import make_distribution, plugin_source
 
 CLASS = """
@@ -35,9 +33,10 @@ def test_looking_up_one_name_imports_that_plugin_and_no_other(run, tmp_path):
     result = run("""
         result["before"] = [name for name in sys.modules if name.startswith(("acme", "other"))]
         found = find("strategy", "ACME-Fast")
-        result["found"] = [found.kind, found.name, found.provider.distribution, found.provider.version, found.provider.target]
+        result["found"] = [found.kind, found.name, *found.provider[:3]]
         result["after"] = sorted(name for name in sys.modules if name.startswith(("acme", "other")))
-        result["names"] = [name for name in names("strategies") if name in ("acme", "acme_fast", "other", "single_device")]
+        expected = ("acme", "acme_fast", "other", "single_device")
+        result["names"] = [name for name in names("strategies") if name in expected]
         result["states"] = states("acme-poplin") | states("other")
         result["built in"] = find("strategies", "Single-Device").name
     """)
@@ -89,7 +88,8 @@ def test_an_offer_is_made_with_its_presets_and_is_checked(run, tmp_path):
         value = found.create()
         result["right"] = [type(value).__name__, value.overlap, found.target_class() is type(value)]
         result["provider"] = registry.provider_of(value).distribution
-        result["made"] = [find("strategies", "made").target_class().__name__, find("strategies", "made").create().overlap]
+        made = find("strategies", "made")
+        result["made"] = [made.target_class().__name__, made.create().overlap]
         for name in ("wrong", "raises", "absent", "leaves"):
             result[name] = attempt(find("strategies", name).create)
         result["again"] = attempt(find("strategies", "absent").create)
@@ -129,14 +129,14 @@ def test_each_failed_look_up_says_in_which_way_it_failed(run, tmp_path):
     )
     result = run(
         """
-        for name in ("acmee", "nothing_like_it", "deepspeed", "poplin-fsdp:fsdp", "cracked", "blocked", "later", "twice",
-                     "auto", "acme-poplin:later", "nobody:acme", "Bad Name!", "launchers/spawn"):
+        for name in ("acmee", "nothing_like_it", "deepspeed", "poplin-fsdp:fsdp", "cracked", "blocked", "later",
+                     "twice", "auto", "acme-poplin:later", "nobody:acme", "Bad Name!", "launchers/spawn"):
             result[name] = attempt(find, "strategies", name)
             assert name == "cracked" or result[name] == attempt(registry.locate, "strategies", name)
         result["no kind"] = attempt(find, "planets", "acme")
         result["no string"] = attempt(find, "strategies", 3)
         result["picked"] = find("strategies", "Second:twice").provider.distribution
-        result["kinds"] = [registry.kinds_offering("acme"), registry.kinds_offering("torch"), registry.kinds_offering("x")]
+        result["kinds"] = [registry.kinds_offering(name) for name in ("acme", "torch", "x")]
         result["imported"] = [name for name in ("later", "blocked_one", "first.plugin") if name in sys.modules]
         result["states"] = {row.distribution: row.status for row in rows() if row.kind == "strategies"}
         result["names"] = names("strategies")
@@ -246,7 +246,9 @@ def test_an_order_of_roles_of_candidates_and_of_rows_that_only_names_decide(run,
         candidates = registry.role_candidates("environments", "auto")
         result["found"] = mine([one.name for one in candidates if isinstance(one, registry.Found)])
         failures = [one for one in candidates if isinstance(one, registry.Failure)]
-        result["failed"] = [[one.provider.distribution, one.stage, one.kind, type(one.error).__name__] for one in failures]
+        result["failed"] = [
+            [one.provider.distribution, one.stage, one.kind, type(one.error).__name__] for one in failures
+        ]
         result["rows"] = mine([row.name for row in rows() if row.kind == "environments" and row.status != "role"])
         result["quiet"] = "quiet_p" in sys.modules
     """
