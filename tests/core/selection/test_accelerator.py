@@ -167,6 +167,15 @@ def test_no_contradictions(choose, offer):
     assert choose(strategy=Many(accelerator=mine), devices=1).accelerator is mine
 
 
+def test_an_object_and_the_variable_with_its_name_are_one(choose, monkeypatch):
+    monkeypatch.setenv("LT_ACCELERATOR", "cpu")
+    mine = CPUAccelerator()
+    assert choose(accelerator=mine).accelerator is mine
+    monkeypatch.setenv("LT_ACCELERATOR", "fakegpu")
+    with pytest.raises(ContradictionError, match=r"CPUAccelerator object.*LT_ACCELERATOR=fakegpu"):
+        choose(accelerator=mine)
+
+
 def test_the_devices_of_a_strategy_object_decide(choose, offer):
     offer("accelerators", "fakegpu", GPU)
     selection = choose(strategy=Many(parallel_devices=[torch.device("cpu")] * 2))

@@ -119,6 +119,50 @@ def test_a_strategy_object_can_serve_one_fabric_after_the_other():
         select(Request.read(strategy=strategy, plugins=carried))
 
 
+def test_nothing_of_the_selection_before_stays_on_a_strategy_object():
+    strategy = Many()
+    half, files = Half(), Files()
+    select(Request.read(strategy=strategy, plugins=[half, files]))
+    assert strategy.precision is half
+    selection = select(Request.read(strategy=strategy))
+    assert selection.precision.precision == "32-true"
+    assert selection.checkpoint_io is not files
+
+
+def test_a_strategy_that_does_not_call_its_base_class():
+    class Bare(Many):
+        def __init__(self):
+            pass
+
+    selection = select(Request.read(strategy=Bare(), devices=2, accelerator="cpu"))
+    assert len(selection.strategy.parallel_devices) == 2
+
+
+@pytest.mark.parametrize(
+    "carried",
+    [
+        {"precision": 3},
+        {"precision": "16-mixd"},
+        {"accelerator": 3},
+        {"accelerator": CPUAccelerator},
+        {"checkpoint_io": object()},
+        {"cluster_environment": "nowhere"},
+        {"launcher": 3},
+        {"parallel_devices": ["cpu"]},
+        {"parallel_devices": [torch.device("cpu"), torch.device("meta")]},
+        {"parallel_devices": [torch.device("meta")]},
+    ],
+)
+def test_a_strategy_object_that_carries_what_cannot_be_used(carried):
+    with pytest.raises(PoplinError, match=next(iter(carried)) + "|nowhere|16-mixd"):
+        select(Request.read(strategy=Many(**carried)))
+
+
+def test_a_strategy_object_may_carry_names():
+    selection = select(Request.read(strategy=Many(precision="32-true", accelerator="cpu", checkpoint_io="torch")))
+    assert selection.strategy.precision is selection.precision
+
+
 def test_two_selections_share_nothing():
     one, two = select(Request.read()), select(Request.read())
     assert one.trace is not two.trace

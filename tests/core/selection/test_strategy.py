@@ -63,7 +63,7 @@ def test_the_first_answer_counts_for_auto(choose, offer, plugin):
 def test_who_has_no_answer_is_in_the_trace(choose, plugin):
     plugin(Answers(None))
     selection = choose(accelerator="cpu")
-    assert any("none for these devices" in why for _, why in decision(selection, "strategy").passed_over)
+    assert any("no strategy for these devices" in why for _, why in decision(selection, "strategy").passed_over)
 
 
 def test_an_answer_that_cannot_be_had_is_an_error(choose, plugin):

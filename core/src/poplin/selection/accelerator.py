@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from poplin import registry
 from poplin.accelerators.accelerator import Accelerator
 from poplin.errors import (
     BlockedNameError,
     BrokenPluginError,
     HardwareAbsentError,
+    LookupFailedError,
     NotInstalledError,
     PoplinError,
     SelectionError,
@@ -21,6 +24,7 @@ from poplin.selection import torch_devices
 from poplin.selection.carried import Carried
 from poplin.selection.common import (
     because,
+    blamed,
     choose,
     created,
     first_line,
@@ -222,11 +226,17 @@ def _of_device_type(device_type: str, devices: Source, trace: Trace) -> Accelera
     for candidate in registry.role_candidates(_KIND, "auto"):
         if isinstance(candidate, Found) and getattr(_class_of(candidate), "device_type", None) == device_type:
             return _of_found(candidate, reason, trace)
-    return _of_name(device_type, reason, trace)
+    try:
+        return _of_name(device_type, reason, trace)
+    except LookupFailedError as error:
+        raise blamed(error, devices.origin) from error
 
 
 def _device_type(devices: Source) -> str:
-    types = {getattr(device, "type", None) for device in devices.value}
+    given = devices.value if isinstance(devices.value, list) else []
+    types = {device.type if isinstance(device, torch.device) else None for device in given}
     if len(types) != 1 or None in types:
-        raise SelectionError(f"{devices.origin}: these aren't torch devices of one type. Give torch.device objects.")
+        raise SelectionError(
+            f"{devices.origin}: this is no list of torch devices of one type. Give torch.device objects."
+        )
     return str(types.pop())

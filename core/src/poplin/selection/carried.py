@@ -54,7 +54,7 @@ def carried_by(strategy: Any) -> Carried:
         value = _read(strategy, field)
         if field in bound and _unchanged(value, bound[field][1]):
             value = bound[field][0]
-        if value is not None and (field != "parallel_devices" or len(value) > 0):
+        if value is not None and value != []:
             values[field] = value
     return Carried(values, type(strategy).__name__)
 

@@ -12,7 +12,7 @@ from poplin.errors import SelectionError
 from poplin.launchers.launcher import Launcher
 from poplin.precision.precision import Precision
 from poplin.registry.names import fold, parse_reference
-from poplin.selection.carried import Carried
+from poplin.selection.carried import Carried, carried_by
 from poplin.selection.common import because, choose, created, guarded, instance_of, label_of
 from poplin.selection.request import Request, Source
 from poplin.selection.trace import Trace
@@ -47,8 +47,8 @@ def resolve_precision(
     if source is not None and not isinstance(source.value, str):
         precision = instance_of(source.value, Precision, source.origin)
         trace.note("precision", precision.precision, reason, label_of(precision))
-    elif source is None and isinstance(strategy.precision, Precision):
-        precision = strategy.precision  # a strategy made by name may have one of its own
+    elif source is None and isinstance(own := carried_by(strategy).value("precision"), Precision):
+        precision = own  # a strategy made by name may have one of its own
         trace.note("precision", precision.precision, f"{reason}, and the strategy brings it", label_of(precision))
     else:
         precision = _precision_by_name(source.value if source else _DEFAULT_PRECISION, strategy, reason, trace)
@@ -115,14 +115,10 @@ def resolve_checkpoint_io(
         return checkpoint_io
     if source is not None:
         name, reason = source.value, f"asked for: {source.origin}"
-    elif isinstance(strategy.checkpoint_io, CheckpointIO):
-        trace.note(
-            "checkpoint_io",
-            type(strategy.checkpoint_io).__name__,
-            "nothing was asked for, and the strategy brings it",
-            label_of(strategy.checkpoint_io),
-        )
-        return strategy.checkpoint_io
+    elif isinstance(own := carried_by(strategy).value("checkpoint_io"), CheckpointIO):
+        reason = "nothing was asked for, and the strategy brings it"
+        trace.note("checkpoint_io", type(own).__name__, reason, label_of(own))
+        return own
     elif strategy.checkpoint_io_name is not None:
         name, reason = strategy.checkpoint_io_name, f"nothing was asked for, and {type(strategy).__name__} wants it"
     else:

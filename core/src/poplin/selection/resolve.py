@@ -62,5 +62,5 @@ def _check(selection: Selection) -> None:
     for part in (selection.accelerator, selection.strategy):
         guarded(f"{label_of(part)}: check() of {type(part).__name__}", part.check, selection)
     asked = [label(answer.provider) for answer in hookspecs.check_selection(selection)]
-    vetoed_by_none = ["the accelerator", "the strategy", *asked]
-    selection.trace.note("checks", "no veto", f"asked were {', '.join(vetoed_by_none)}")
+    asked_all = ["the accelerator", "the strategy", *asked]
+    selection.trace.note("checks", "no veto", f"asked whether all this goes together: {', '.join(asked_all)}")

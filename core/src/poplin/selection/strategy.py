@@ -146,7 +146,7 @@ def _automatic(
         if answer.error is not None:
             passed_over.append(PassedOver(f"the answer of {who}", f"it failed ({first_line(answer.error)})"))
         elif answer.value is None:
-            passed_over.append(PassedOver(f"an answer of {who}", "it has none for these devices"))
+            passed_over.append(PassedOver(who, "it was asked, and has no strategy for these devices"))
         elif answer.value != winner:
             passed_over.append(PassedOver(str(answer.value), f"{who} says so, and was not the first to answer"))
     if winner is not None:
