@@ -15,7 +15,7 @@ from torch import nn
 
 #: Attributes by which torch's wrappers hold the one module that they wrap. (Recognised by structure: the modules that
 #: define these classes are slow to import.)
-_MARKED_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+WRAPPER_ATTRIBUTES = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
 def wrapped_attribute(module: nn.Module) -> str | None:
@@ -24,7 +24,7 @@ def wrapped_attribute(module: nn.Module) -> str | None:
     if len(children) != 1:
         return None
     (name,) = children
-    if name in _MARKED_WRAPPERS:
+    if name in WRAPPER_ATTRIBUTES:
         return name
     if name == "module" and isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         return name
@@ -86,6 +86,8 @@ def with_module_names(module: nn.Module, state: Mapping[str, Any]) -> Mapping[st
     metadata = getattr(state, "_metadata", None)
     if metadata is not None:
         renamed._metadata = OrderedDict(  # type: ignore[attr-defined]
-            (name, metadata[user]) for name, _ in module.named_modules() if (user := user_name(module, name)) in metadata
+            (name, metadata[user])
+            for name, _ in module.named_modules()
+            if (user := user_name(module, name)) in metadata
         )
     return renamed

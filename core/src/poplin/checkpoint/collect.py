@@ -1,0 +1,124 @@
+"""From the state that the user passes to the plain values that are written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from poplin.checkpoint.agreement import on_all_ranks
+from poplin.checkpoint.checkpoint_io import StoragePath
+from poplin.checkpoint.filtering import Filter, check_filter, filtered
+from poplin.checkpoint.format import RESERVED_KEY
+from poplin.checkpoint.items import Item
+from poplin.checkpoint.objects import StatefulItem, objects_in
+from poplin.checkpoint.safety import Plain
+from poplin.checkpoint.storage import checked_path
+from poplin.checkpoint.tree import Path, with_states
+from poplin.errors import ArgumentTypeError, ArgumentValueError, CheckpointError
+
+if TYPE_CHECKING:
+    from poplin.precision.precision import Precision
+    from poplin.strategies.strategy import Strategy
+    from poplin.wrappers.setups import Setups
+
+
+def collect(
+    path: StoragePath,
+    state: Mapping[str, Any],
+    strategy: Strategy,
+    precision: Precision | None,
+    setups: Setups | None,
+    filter: Filter | None,
+) -> tuple[str, dict[str, Any]]:
+    """Path and checkpoint, the same on every rank (full values may be on rank 0 only)."""
+    doing = "saving a checkpoint"
+
+    def prepare() -> tuple[str, dict[Path, Item]]:
+        check_mapping(state, "save", Mapping)
+        where = checked_path(path)
+        if RESERVED_KEY in state:
+            raise ArgumentValueError(f"The key {RESERVED_KEY!r} is Poplin's own. Call your entry something else.")
+        items = objects_in(state, strategy, setups, sharded=is_sharded(strategy))
+        check_filter(filter, state, items)
+        return where, items
+
+    where, items = on_all_ranks(strategy, doing, prepare)
+    where = _agreed(strategy, where, items)
+    doing = f"saving {where}"
+    states: dict[Path, Any] = {}
+    # what needs no collective comes first, so that a rank that fails there leaves none of the others waiting in one
+    local = [item for item in items.values() if not item.collective]
+    states.update(on_all_ranks(strategy, doing, lambda: {item.path: _state_of(item) for item in local}))
+    for item in local:
+        if isinstance(item, StatefulItem):
+            states[item.path] = item.gathered(states[item.path])
+    collective = [item for item in items.values() if item.collective]
+    states.update(on_all_ranks(strategy, doing, lambda: {item.path: _state_of(item) for item in collective}))
+    return where, on_all_ranks(strategy, doing, lambda: _plain(state, items, states, filter, precision))
+
+
+def _state_of(item: Item) -> Any:
+    try:
+        return item.state()
+    except CheckpointError:
+        raise
+    except Exception as error:  # the object's own code
+        raise CheckpointError(
+            f"The state of {item.name} can't be had: {type(error).__name__}: {error}. Nothing was written."
+        ) from error
+
+
+def _plain(
+    state: Mapping[str, Any],
+    items: Mapping[Path, Item],
+    states: Mapping[Path, Any],
+    filter: Filter | None,
+    precision: Precision | None,
+) -> dict[str, Any]:
+    plain = Plain()
+    tree = filtered(with_states(state, states), filter, items)
+    checkpoint = {plain.key(key, ()): plain.value(value, (key,)) for key, value in tree.items()}
+    own = precision.state_dict() if precision is not None else {}
+    if own:
+        checkpoint[RESERVED_KEY] = {"precision": plain.value(own, ("precision",))}
+    plain.finish()
+    return checkpoint
+
+
+def _agreed(strategy: Strategy, path: str, items: Mapping[Path, Item]) -> str:
+    """Rank 0's path, once it is certain that all ranks are about to save the same objects; a collective."""
+    if strategy.world_size == 1:
+        return path
+    mine = [(item.name, type(item.value).__name__) for item in items.values()]
+    path, theirs = strategy.broadcast((path, mine), src=0)
+
+    def compare() -> None:
+        if mine != theirs:
+            differing = sorted({name for name, _ in set(mine) ^ set(theirs)})
+            what = ", ".join(differing) if differing else "the same objects, in another order"
+            raise ArgumentValueError(
+                f"The state on rank {strategy.global_rank} holds other objects than the one on rank 0: {what}. Every "
+                "rank passes the same state. Nothing was written."
+            )
+
+    on_all_ranks(strategy, f"saving {path}", compare)
+    return path
+
+
+def check_mapping(state: Any, method: str, kind: type) -> None:
+    if state is None and method == "load":
+        return
+    if not isinstance(state, kind):
+        hint = (
+            f" To restore one object from its own file, use load_raw(path, {type(state).__name__.lower()})."
+            if (method == "load" and isinstance(state, (nn.Module, Optimizer)))
+            else f' Write {method}(path, {{"model": model, ...}}).'
+        )
+        raise ArgumentTypeError(f"The state is a dictionary, and this is a {type(state).__name__}.{hint}")
+
+
+def is_sharded(strategy: Strategy) -> bool:
+    return strategy.checkpoint_io is not None and strategy.checkpoint_io.sharded

@@ -1,0 +1,82 @@
+"""An optimizer in a state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from poplin.checkpoint.check import Findings
+from poplin.checkpoint.items import Item, Run, Undo, raw_optimizer
+from poplin.checkpoint.optimizer_names import by_name, compare_optimizer, optimizer_names, with_added_groups
+from poplin.checkpoint.tree import Path
+from poplin.strategies.optimizer_state import load_optimizer_state_by_name, optimizer_state_by_name
+from poplin.wrappers.sharing import link_of
+
+
+class OptimizerItem(Item):
+    """An optimizer, set up or not; its state goes by the names of its parameters."""
+
+    def __init__(self, path: Path, value: Optimizer, run: Run) -> None:
+        super().__init__(path, value, run)
+        self.wrapped = run.set_up_optimizer(value)
+        self.optimizer = raw_optimizer(value)
+        self.collective = self.wrapped is not None
+        owned = self.wrapped is not None and run.strategy.owns_parameters
+        self.engine = link_of(self.wrapped).model if owned else None
+        self._names: dict[nn.Parameter, str] | None = None
+
+    @property
+    def names(self) -> dict[nn.Parameter, str]:
+        """The user's name of each parameter."""
+        if self._names is None:
+            self._names = optimizer_names(self.optimizer, self.run.naming_modules())
+        return self._names
+
+    @property
+    def _target(self) -> Any:
+        """What the strategy's methods take: what its setup returned, or the engine."""
+        if self.engine is not None or self.wrapped is None:
+            return self.engine
+        return link_of(self.wrapped).optimizer
+
+    def state(self) -> dict[str, Any]:
+        if self.wrapped is None:
+            return optimizer_state_by_name(self.optimizer, self.names)
+        return self.run.strategy.get_optimizer_state(self._target, self.names, sharded=self.run.sharded)
+
+    def adapted(self, saved: Any) -> Any:
+        return by_name(saved, self.optimizer, self.names)
+
+    def compare(self, saved: Any, strict: bool, findings: Findings) -> None:
+        compare_optimizer(self.name, self.optimizer, self.names, saved, findings, self.engine is None)
+
+    def restore(self, saved: Any, strict: bool) -> None:
+        saved = with_added_groups(saved, self.optimizer, self.names)
+        if self.wrapped is None:
+            load_optimizer_state_by_name(self.optimizer, saved, self.names)
+        else:
+            self.run.strategy.load_optimizer_state(self._target, saved, self.names)
+
+    @property
+    def after_modules(self) -> bool:
+        """Whether it is restored after the modules: an engine that holds the parameters wants these first."""
+        return self.engine is not None
+
+    def snapshot(self) -> Undo:
+        # torch's load_state_dict makes new dicts and leaves the old ones, and the tensors in them, as they are
+        fields = vars(self.optimizer)
+        state, groups = fields["state"], fields["param_groups"]
+        states = {parameter: dict(values) for parameter, values in state.items()}
+        copies = [{**group, "params": list(group["params"])} for group in groups]
+
+        def undo() -> None:
+            state.clear()
+            state.update(states)
+            for group, before in zip(groups, copies, strict=True):
+                group.clear()
+                group.update(before)
+            fields["state"], fields["param_groups"] = state, groups
+
+        return undo

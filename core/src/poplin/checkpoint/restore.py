@@ -1,0 +1,213 @@
+"""Restoring: everything is compared before the first write, and what fails all the same is undone."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from poplin.checkpoint.agreement import settle
+from poplin.checkpoint.check import Findings
+from poplin.checkpoint.format import dotted
+from poplin.checkpoint.items import Item, Run, Undo
+from poplin.checkpoint.objects import StatefulItem
+from poplin.checkpoint.optimizer_item import OptimizerItem
+from poplin.checkpoint.tree import (
+    Path,
+    can_be_put_back,
+    children,
+    get_item,
+    has_item,
+    holds_objects,
+    put_back,
+    remainder,
+)
+from poplin.errors import CheckpointError, CollectiveError, PossibleUserWarning
+
+if TYPE_CHECKING:
+    from poplin.precision.precision import Precision
+    from poplin.strategies.strategy import Strategy
+
+
+def restore(
+    where: str,
+    state: Any,
+    saved: Mapping[str, Any],
+    items: Mapping[Path, Item],
+    strategy: Strategy,
+    strict: bool,
+    precision: Precision | None,
+    precision_state: Any,
+    hint: str = "",
+) -> dict[str, Any]:
+    """Restore ``state`` from ``saved``; a collective.
+
+    Args:
+        where: the path, for messages.
+        state: the user's; or one object, at the path ``()``.
+        saved: what was read.
+        items: the objects in ``state``.
+        strategy: brings the ranks together.
+        strict: whether what is missing or unexpected is an error.
+        precision: the run's.
+        precision_state: what was saved of it, None if it is not to be restored.
+        hint: more for the message, if it does not fit.
+
+    Returns:
+        What ``state`` did not ask for.
+
+    Raises:
+        CheckpointMismatchError: it does not fit; nothing was restored.
+        CheckpointError: an object's own code failed; what had been restored by then is as it was before.
+    """
+    matching = _Matching(items, strict)
+    failure: Exception | None = None
+    try:
+        matching.match(state, saved, ())
+        if hint and matching.findings.fatal(strict):
+            matching.findings.hints.append(hint)
+        with warnings.catch_warnings():
+            if not strategy.is_global_zero:
+                warnings.simplefilter("ignore", PossibleUserWarning)
+            matching.findings.conclude(where, strict)
+            matching.tell_changed_world(where)
+    except Exception as error:  # comparing asks the objects for their state: their own code
+        failure = error
+    settle(strategy, f"loading {where}", failure)
+
+    targets = matching.targets
+    if precision is not None and precision_state:
+        item = _PrecisionItem(("precision",), precision, Run(strategy))
+        targets.append((item, precision_state))
+    _Restoration(where, strategy, strict).of(targets)
+    if () in items:
+        return {}
+    put_back(state, saved)
+    rest: dict[str, Any] = remainder(state, saved)
+    return rest
+
+
+class _PrecisionItem(StatefulItem):
+    """The precision, whose state is on no key of the user's."""
+
+
+class _Matching:
+    """Finds for each object in the state what is saved of it."""
+
+    def __init__(self, items: Mapping[Path, Item], strict: bool) -> None:
+        self.items, self.strict = items, strict
+        self.findings = Findings()
+        self.targets: list[tuple[Item, Any]] = []
+        self._changed_world: list[str] = []
+
+    def match(self, value: Any, saved: Any, path: Path) -> None:
+        """Compare ``value``, at ``path``, with ``saved``."""
+        if path in self.items:
+            self._match_item(self.items[path], saved)
+            return
+        items = children(value) or []
+        names = [dotted((*path, key)) for key in saved] if isinstance(saved, Mapping) else []
+        for key, item in items:
+            inner = (*path, key)
+            if not has_item(saved, key):
+                self.findings.miss(dotted(inner), names)
+            elif inner in self.items or holds_objects(item):
+                self.match(item, get_item(saved, key), inner)
+            elif not isinstance(value, tuple) and not can_be_put_back(value):
+                self.findings.others.append(f"{dotted(inner)}: a {type(value).__name__} can't change")
+        if isinstance(value, (list, tuple)) and isinstance(saved, (list, tuple)):
+            self.findings.unexpected += [dotted((*path, index)) for index in range(len(items), len(saved))]
+
+    def _match_item(self, item: Item, saved: Any) -> None:
+        saved = item.adapted(saved)
+        item.compare(saved, self.strict, self.findings)
+        if isinstance(item, StatefulItem) and (change := item.changed_world(saved)):
+            self._changed_world.append(change)
+        self.targets.append((item, saved))
+
+    def tell_changed_world(self, where: str) -> None:
+        """Warn about states of ranks that are more, or fewer, now."""
+        if self._changed_world:
+            warnings.warn(
+                f"Loading {where} with another number of processes: {'; '.join(self._changed_world)}.",
+                PossibleUserWarning,
+                stacklevel=2,
+            )
+
+
+class _Restoration:
+    """Writes into the objects, in an order in which what may fail comes first, where it can be undone."""
+
+    def __init__(self, where: str, strategy: Strategy, strict: bool) -> None:
+        self.where, self.strategy, self.strict = where, strategy, strict
+        self._undos: list[tuple[str, Undo]] = []
+
+    def of(self, targets: Sequence[tuple[Item, Any]]) -> None:
+        """Restore all; a collective."""
+        late = [target for target in targets if _after_modules(target[0])]
+        early = [target for target in targets if target[0].may_fail and not _after_modules(target[0])]
+        # what needs no collective comes first, so that a rank that fails there leaves no other waiting in one
+        self._undoable([target for target in early if not target[0].collective])
+        self._undoable([target for target in early if target[0].collective])
+        self._final([target for target in targets if not target[0].may_fail])
+        self._final(late)
+        self._final([target for target in targets if target[0].restored_last])
+
+    def _undoable(self, targets: Sequence[tuple[Item, Any]]) -> None:
+        def step() -> None:
+            self._undos += [(item.name, _named(item, "state_dict", item.snapshot)) for item, _ in targets]
+            for item, saved in targets:
+                _named(item, "load_state_dict", functools.partial(item.restore, saved, self.strict))
+
+        failure = _attempt(step)
+        try:
+            settle(self.strategy, f"loading {self.where}", failure)
+        except Exception as error:
+            self._undo_all(error)
+            raise
+
+    def _undo_all(self, error: Exception) -> None:
+        for name, undo in reversed(self._undos):
+            try:
+                undo()
+            except Exception as second:  # the object's own code again
+                error.add_note(f"{name} could not be put back to what it was before: {second!r}")
+
+    def _final(self, targets: Sequence[tuple[Item, Any]]) -> None:
+        """What was compared, and runs no code of the user's."""
+
+        def step() -> None:
+            for item, saved in targets:
+                _named(item, "load_state_dict", functools.partial(item.restore, saved, self.strict), whole=False)
+
+        settle(self.strategy, f"loading {self.where}", _attempt(step))
+
+
+def _after_modules(item: Item) -> bool:
+    return isinstance(item, OptimizerItem) and item.after_modules
+
+
+def _attempt(step: Callable[[], None]) -> Exception | None:
+    try:
+        step()
+    except CollectiveError:
+        raise  # the ranks are out of step already
+    except Exception as error:
+        return error
+    return None
+
+
+def _named(item: Item, method: str, step: Callable[[], Any], whole: bool = True) -> Any:
+    """Run ``step``; what it raises is told with the object's name."""
+    try:
+        return step()
+    except CollectiveError:
+        raise
+    except Exception as error:
+        name = item.name or type(item.value).__name__
+        end = "Nothing was restored: everything is as it was before." if whole else "It may be restored in part."
+        raise CheckpointError(
+            f"{name} could not be restored: {method}() of {type(item.value).__name__} raised "
+            f"{type(error).__name__}: {error}. {end}"
+        ) from error
