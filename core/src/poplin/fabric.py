@@ -30,7 +30,7 @@ from poplin.loggers.metrics import to_numbers
 from poplin.precision.precision import Precision
 from poplin.rank_zero import rank_zero_deprecation
 from poplin.seed import seed_everything
-from poplin.selection import Request, Selection, select, select_loggers
+from poplin.selection import Request, Selection, released_on_error, select, select_loggers
 from poplin.strategies.collectives import gather_nested, reduce_nested
 from poplin.strategies.strategy import Strategy
 from poplin.utilities.apply_func import move_data_to_device
@@ -90,10 +90,11 @@ class Fabric:
             )
         own_callbacks = as_list(callbacks)
         self._selection: Selection = select(request)
-        self._loggers: list[Any] = select_loggers(loggers, self._selection)
-        found, notes = discovered_callbacks(own_callbacks)
-        for distribution, note in notes:
-            self._selection.trace.note("callbacks", note, reason=f"callbacks factory of {distribution}")
+        with released_on_error(self._selection):
+            self._loggers: list[Any] = select_loggers(loggers, self._selection)
+            found, notes = discovered_callbacks(own_callbacks)
+            for distribution, note in notes:
+                self._selection.trace.note("callbacks", note, reason=f"callbacks factory of {distribution}")
         self._callbacks = Callbacks([*own_callbacks, *found], fire=self.call)
         self._setups = Setups(self.strategy, self.precision, self._callbacks)
         self._life = lifecycle.Life()
@@ -429,7 +430,9 @@ class Fabric:
 
     def sharded_model(self) -> AbstractContextManager[Any]:
         """Deprecated: use :meth:`init_module`."""
-        rank_zero_deprecation("Fabric.sharded_model() is deprecated. Use Fabric.init_module() and Fabric.setup_module().")
+        rank_zero_deprecation(
+            "Fabric.sharded_model() is deprecated. Use Fabric.init_module() and Fabric.setup_module()."
+        )
         lifecycle.require_processes(self, "sharded_model")
         return self.strategy.module_sharded_context()
 
@@ -575,9 +578,7 @@ class Fabric:
     ) -> None:
         """Restore one module or optimizer from a file that holds nothing but its state dict."""
         lifecycle.require_processes(self, "load_raw")
-        checkpoint_state.load_raw(
-            path, obj, strict, weights_only, strategy=self.strategy, setups=self._setups
-        )
+        checkpoint_state.load_raw(path, obj, strict, weights_only, strategy=self.strategy, setups=self._setups)
 
     def state_dict(self) -> dict[str, Any]:
         """Random-number states of every rank, and the positions of the set-up dataloaders. A collective.

@@ -11,7 +11,7 @@ from poplin.environments import LocalEnvironment
 from poplin.errors import ArgumentTypeError, BrokenPluginError, ContradictionError, PoplinError, SelectionError
 from poplin.loggers import Logger
 from poplin.precision import Precision
-from poplin.selection import Request, Selection, explain_request, reader_for, select, select_loggers
+from poplin.selection import Request, Selection, explain_request, reader_for, released_on_error, select, select_loggers
 
 
 def recorded(cls, log):
@@ -263,3 +263,11 @@ def test_reader(tmp_path, offer):
     assert "recognises" in selection.trace.render()
     mine = Files()
     assert reader_for("b.fake", mine) is mine
+
+
+def test_what_fails_after_the_selection_releases_it():
+    log = []
+    selection = select(Request.read(**parts(log)))
+    with pytest.raises(PoplinError), released_on_error(selection):
+        select_loggers("no_such_logger", selection)
+    assert log[len(ORDER) :] == [("teardown", name) for name in reversed(ORDER)]

@@ -14,6 +14,7 @@ from poplin.selection.result import Selection
 from poplin.selection.trace import Decision, PassedOver, Trace
 
 if TYPE_CHECKING:
+    from poplin.selection.binding import released_on_error as released_on_error
     from poplin.selection.binding import select as select
     from poplin.selection.explain import explain_request as explain_request
     from poplin.selection.others import reader_for as reader_for
@@ -27,6 +28,7 @@ __all__ = [
     "Trace",
     "explain_request",
     "reader_for",
+    "released_on_error",
     "select",
     "select_loggers",
 ]
@@ -37,6 +39,7 @@ _lazy, __dir__ = lazy_face(
     {
         "explain_request": "poplin.selection.explain:explain_request",
         "reader_for": "poplin.selection.others:reader_for",
+        "released_on_error": "poplin.selection.binding:released_on_error",
         "select": "poplin.selection.binding:select",
         "select_loggers": "poplin.selection.others:select_loggers",
     },

@@ -42,6 +42,17 @@ def bind_all(parts: tuple[Extension, ...], selection: Selection) -> None:
             raise
 
 
+@contextmanager
+def released_on_error(selection: Selection) -> Iterator[None]:
+    """If the block raises, the parts of ``selection`` are torn down, in the reverse order of their binding."""
+    try:
+        yield
+    except BaseException as error:
+        for part in reversed(selection.parts()):
+            _tear_down(part, error)
+        raise
+
+
 def given_objects(request: Request) -> tuple[Extension, ...]:
     """The user's own objects in a request, and those that a strategy object carries."""
     carried = carried_by(request.strategy)
