@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import textwrap
 from pathlib import Path
 
@@ -45,18 +46,35 @@ print({MARK!r} + json.dumps(result))
 """
 
 
+@pytest.fixture(scope="session")
+def clean_site(tmp_path_factory):
+    """All that is installed here but the plugins, which would be found too; as links."""
+    folder = tmp_path_factory.mktemp("clean") / "site-packages"
+    folder.mkdir()
+    places = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+    for item in (item for place in places for item in Path(place).iterdir()):
+        if not item.name.lstrip("_").startswith(("poplin", "editable__")) and not (folder / item.name).exists():
+            (folder / item.name).symlink_to(item)
+    return folder
+
+
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, clean_site):
     """Run a script in a process where `site` folders are installed; what it puts into `result` comes back."""
 
     def run(source, *sites, env=None, before=""):
         sites = [str(site) for site in sites] or [str(tmp_path)]
         environ = {key: value for key, value in os.environ.items() if not key.startswith("POPLIN_")}
-        environ |= {"PYTHONPATH": os.pathsep.join([*sites, str(CORE_SOURCES)]), "PYTHONDONTWRITEBYTECODE": "1"}
+        environ |= {
+            "PYTHONPATH": os.pathsep.join([*sites, str(CORE_SOURCES), str(clean_site)]),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         environ |= env or {}
         script = tmp_path / "script_of_the_test.py"
         script.write_text(f"{before}\n{PRELUDE}{textwrap.dedent(source)}{EPILOGUE}")
-        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=90, env=environ)
+        done = subprocess.run(
+            [sys.executable, "-S", str(script)], capture_output=True, text=True, timeout=90, env=environ
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout.rpartition(MARK)[2])
 

@@ -54,6 +54,24 @@ def test_looking_up_one_name_imports_that_plugin_and_no_other(run, tmp_path):
     assert result["warnings"] == []
 
 
+def test_each_kind_is_offered_by_its_own_hook(run, tmp_path):
+    kinds = ["accelerators", "strategies", "precisions", "launchers", "environments", "loggers", "checkpoint_ios"]
+    for kind in kinds:
+        make_distribution(
+            tmp_path,
+            f"a-{kind}",
+            "1.0",
+            {f"poplin.{kind}": {"mine": f"{kind}_p"}},
+            {f"{kind}_p.py": plugin_source(kind, "mine")},
+        )
+    result = run(f"""
+        result["found"] = [find(kind, "mine").kind for kind in {kinds}]
+        result["kinds"] = registry.kinds_offering("mine")
+        result["listed"] = [row.kind for row in rows() if row.name == "mine"]
+    """)
+    assert result["found"] == result["kinds"] == result["listed"] == kinds
+
+
 def test_an_offer_is_made_with_its_presets_and_is_checked(run, tmp_path):
     make_distribution(
         tmp_path,

@@ -116,6 +116,11 @@ class Catalogue:
         usable = {offer.provider.key for offer in self.offers if offer.status not in (BLOCKED, INCOMPATIBLE)}
         return frozenset(offer.provider.key for offer in self.offers) - usable
 
+    @property
+    def blocked_plugins(self) -> list[str]:
+        """Those of them that are installed plugins: pluggy need not hear of the built-ins and the script's own."""
+        return [key for key in self.blocked_keys if key.partition("/")[0] not in (CORE, RUNTIME)]
+
     def hits(self) -> dict[Word, list[str]]:
         """What each word of the controls means here."""
         return {

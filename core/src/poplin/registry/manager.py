@@ -144,10 +144,11 @@ class PluginHost:
         with self._lock:
             if any(plugin is other for _, other in self.manager.list_name_plugin()):
                 return plugin, found  # one module, offered by two distributions
+            if self.manager.is_blocked(key):
+                raise BrokenPluginError(f"The plugin {key!r} is blocked by a control.")
             held = plugin if validation.has_identity(plugin) else validation.Guest(found)
             try:
-                if self.manager.register(held, name=key) is None:
-                    raise BrokenPluginError(f"The plugin {key!r} is blocked by a control.")
+                self.manager.register(held, name=key)
                 self.manager.check_pending()
             except (pluggy.PluginValidationError, ValueError) as error:
                 self._forget(key)

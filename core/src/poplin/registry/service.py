@@ -88,7 +88,7 @@ class Registry:
             incompatible = catalogue.incompatible_distributions(distributions, __version__)
             new = Catalogue(declared, read_controls(), incompatible)
             self._catalogue = (key, new)
-            self.host.set_blocked(key for key in new.blocked_keys if not key.startswith(f"{RUNTIME}/"))
+            self.host.set_blocked(new.blocked_plugins)
         self._warn_of_unmatched(new)
         return new
 
