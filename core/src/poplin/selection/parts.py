@@ -158,24 +158,31 @@ def resolve_launcher(
     launcher, name = _launcher(source, strategy, trace)
     if interactive and not guarded(f"{label_of(launcher)}: interactive", lambda: launcher.is_interactive_compatible):
         raise SelectionError(
-            f"The launcher {name!r} of {type(strategy).__name__} starts a script again, and an interactive session or "
-            "notebook has none. Use plugins='fork' (or a strategy made for notebooks) and fabric.launch(function), "
-            "use devices=1 with strategy='auto', or put the code into a script."
+            f"The launcher {name!r} can't be used in an interactive session or notebook: the processes that it starts "
+            f"have no script there to run, and can't import what was typed. {type(strategy).__name__} needs processes: "
+            "use plugins='fork' (or a strategy made for notebooks) and fabric.launch(function), or devices=1 with "
+            "strategy='auto', or put the code into a script."
         )
     return launcher
 
 
 def _launcher(source: Source | None, strategy: Strategy, trace: Trace) -> tuple[Launcher, str]:
+    wish = strategy.launcher_name
+    unmet = (
+        [(wish, f"{type(strategy).__name__} wants it, and what was asked for goes first")] if source and wish else []
+    )
     if source is not None and not isinstance(source.value, str):
         launcher = instance_of(source.value, Launcher, source.origin)
-        trace.note("launcher", type(launcher).__name__, f"asked for: {source.origin}", label_of(launcher))
+        trace.note("launcher", type(launcher).__name__, f"asked for: {source.origin}", label_of(launcher), unmet)
         return launcher, type(launcher).__name__
     if source is not None:
         name, reason = source.value, f"asked for: {source.origin}"
-    elif strategy.launcher_name is not None:
-        name, reason = strategy.launcher_name, f"{type(strategy).__name__} wants it"
+    elif wish is not None:
+        name, reason = wish, f"{type(strategy).__name__} wants it"
     else:
         name, reason = _DEFAULT_LAUNCHER, f"{type(strategy).__name__} needs processes, and wants no other way"
     found = registry.find("launchers", name)
-    trace.note("launcher", found.name, reason, found.provider)
+    if fold(found.name) == fold(wish or ""):
+        unmet = []
+    trace.note("launcher", found.name, reason, found.provider, unmet)
     return created(found, Launcher), found.name
