@@ -17,13 +17,13 @@ from poplin.data.loaders import (
 )
 from poplin.data.position import (
     Position,
-    begin_by_discarding,
     begin_by_sampler,
     begin_isolated,
     capture_start,
     dataset_has_state,
     pack,
     restore_start,
+    rewind_for,
     unpack,
 )
 from poplin.data.sharding import ShardedBatchSampler, ShardedSampler
@@ -91,18 +91,18 @@ class Feed:
         by_sampler = iterates_as_torch(self.loader) and not is_iterable(self.loader)
         if self.loader.num_workers > 0 and not getattr(self.loader, "in_order", True):
             self._say("order", "gives batches in any order (in_order=False): which of them are left can't be known.")
-        iteration.skip = resume.delivered if by_sampler and self.sharded is not None else 0
         iteration.delivered = resume.delivered
         if self.sharded is not None:
+            iteration.skip = resume.delivered if by_sampler else 0
+            iteration.rewind = rewind_for(self.loader, resume.start)
             self.sharded.expect(iteration)
-            if by_sampler:
-                return begin_isolated(self.source, resume.start)
-            return begin_by_discarding(self.source, resume.delivered, resume.start)
-        if is_iterable(self.loader) and dataset_has_state(self.loader):
-            return begin_isolated(self.source, resume.start)
-        if by_sampler and self.source is self.loader:
-            return begin_by_sampler(self.loader, resume.delivered, resume.start)
-        return begin_by_discarding(self.source, resume.delivered, resume.start)
+            return begin_isolated(self.source, resume.start, 0 if by_sampler else resume.delivered)
+        if is_iterable(self.loader):
+            discarded = 0 if dataset_has_state(self.loader) else resume.delivered
+            return begin_isolated(self.source, resume.start, discarded)
+        if self.source is self.loader:
+            return begin_by_sampler(self.loader, resume.delivered, resume.start, by_sampler)
+        return begin_isolated(self.source, resume.start, resume.delivered)
 
     def check_first(self, iteration: Iteration) -> None:
         """Called at the first batch of a pass: did the loader ask the sampler that shards it?"""
@@ -233,7 +233,14 @@ class Feed:
     def is_lonely(self) -> bool:
         """Whether other processes have no batch where this one got its last."""
         iteration = self.current
-        return iteration is not None and iteration.lonely_batch == iteration.delivered - 1
+        if iteration is None or iteration.delivered == 0:
+            return False
+        place = iteration.delivered - 1
+        if isinstance(self.sharded, ShardedIterable):
+            workers, size = max(self.loader.num_workers, 1), self.loader.batch_size or 1
+            sample = self.sharded.lonely_sample(place % workers)
+            return sample >= 0 and sample == place // workers * size
+        return iteration.lonely_batch == place
 
     def _padding_of_iterable(self, sharded: ShardedIterable, place: int) -> int | None:
         workers = max(self.loader.num_workers, 1)

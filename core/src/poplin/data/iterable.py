@@ -78,6 +78,10 @@ class ShardedIterable(IterableDataset[Any]):
         """Index, among the samples of this worker, of one that is repeated; -1 if there is none (so far)."""
         return int(self._shared[worker, 1])
 
+    def lonely_sample(self, worker: int) -> int:
+        """Index, among the samples of this worker, of one that some other part has no counterpart of; -1 if none."""
+        return int(self._shared[worker, 2])
+
     def __len__(self) -> int:
         total, ranks = len(self._source), self.world_size
         workers = max(self.num_workers, 1) if not self.splits_itself else 1

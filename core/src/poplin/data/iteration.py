@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -17,8 +18,10 @@ class Iteration:
         padded_batch: index of the batch in which something of this rank's is repeated, or None.
         padded_samples: how many samples at its end are; None means the whole batch.
         lonely_batch: index of a batch that some other ranks do not have, or None.
+        short: whether some other ranks have one item more than this one.
         stamp: moment of the last delivery, over all loaders of this process.
         start: states of generators and samplers at its beginning, for a resume.
+        rewind: what a sampler does before it is first read, or None.
     """
 
     __slots__ = (
@@ -28,6 +31,8 @@ class Iteration:
         "lonely_batch",
         "padded_batch",
         "padded_samples",
+        "rewind",
+        "short",
         "skip",
         "stamp",
         "start",
@@ -43,5 +48,7 @@ class Iteration:
         self.padded_batch: int | None = None
         self.padded_samples: int | None = None
         self.lonely_batch: int | None = None
+        self.short = False
         self.stamp = 0
         self.start: dict[str, Any] = {}
+        self.rewind: Callable[[], None] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -18,7 +18,7 @@ from poplin.data.generators import (
 from poplin.data.loaders import copy_with, index_slot, is_iterable, samplers
 from poplin.data.sharding import draws_only_from_torch
 from poplin.errors import ArgumentTypeError, ArgumentValueError
-from poplin.seed import GlobalStates, from_portable, global_rng_states, portable
+from poplin.seed import GlobalStates, from_portable, global_rng_states, portable, set_global_rng_states
 
 VERSION = 1
 
@@ -46,6 +46,8 @@ def capture_start(loader: Any, sharded: bool) -> dict[str, Any]:
     """
     chain = samplers(loader)
     start: dict[str, Any] = {
+        # An iterator whose workers live on draws no new base seed before the sampler draws.
+        "workers_live": loader.num_workers > 0 and loader.persistent_workers and loader._iterator is not None,
         "generators": [generator_state(generator) for generator in held_generators([loader, *chain])],
         "samplers": [sampler.state_dict() for sampler in chain if _has_state(sampler)],
     }
@@ -70,6 +72,19 @@ def restore_start(loader: Any, start: dict[str, Any]) -> None:
         sampler.load_state_dict(state)
 
 
+def rewind_for(loader: Any, start: dict[str, Any]) -> Callable[[], None] | None:
+    """What undoes, right before the sampler draws, the drawing of a base seed for new workers; None if not needed."""
+    if not start.get("workers_live"):
+        return None
+
+    def rewind() -> None:
+        if start.get("rng") is not None:
+            set_global_rng_states(start["rng"])
+        restore_start(loader, start)
+
+    return rewind
+
+
 def _has_state(obj: Any) -> bool:
     return callable(getattr(obj, "state_dict", None)) and callable(getattr(obj, "load_state_dict", None))
 
@@ -85,13 +100,16 @@ def dataset_has_state(loader: Any) -> bool:
 class _Rest:
     """A sampler without its first items, which are drawn as they were the first time."""
 
-    def __init__(self, source: Iterable[Any], skip: int, rng: IsolatedRng) -> None:
+    def __init__(self, source: Iterable[Any], skip: int, rng: IsolatedRng, rewind: Callable[[], None] | None) -> None:
         self._source = source
+        self._rewind = rewind
         self._skip = skip
         self._rng = rng
 
     def __iter__(self) -> Iterator[Any]:
         with self._rng:
+            if self._rewind is not None:
+                self._rewind()
             iterator = iter(self._source)
             head = list(islice(iterator, self._skip + 1))
         yield from head[self._skip :]
@@ -106,30 +124,32 @@ class _Rest:
         return getattr(self._source, name)
 
 
-def begin_by_sampler(loader: Any, delivered: int, start: dict[str, Any]) -> Iterator[Any]:
-    """An iterator of ``loader`` without the first ``delivered`` batches, none of which is loaded.
+def begin_by_sampler(loader: Any, delivered: int, start: dict[str, Any], each_is_delivered: bool) -> Iterator[Any]:
+    """An iterator of ``loader`` without the first ``delivered`` batches; the program's generators stay as they are.
 
-    The program's generators stay as they are.
+    Args:
+        loader: a dataloader over a dataset that is indexed.
+        delivered: how many batches to leave out.
+        start: how the pass began.
+        each_is_delivered: whether each item of the sampler is a batch: then no batch is loaded for nothing.
     """
     rng = IsolatedRng(start.get("rng"))
     slot = index_slot(loader)
-    twin = copy_with(loader, {slot: _Rest(getattr(loader, slot), delivered, rng)})
+    rest = _Rest(getattr(loader, slot), delivered if each_is_delivered else 0, rng, rewind_for(loader, start))
+    twin = copy_with(loader, {slot: rest})
     with rng:
-        return iter(twin)
+        return _without(iter(twin), 0 if each_is_delivered else delivered)
 
 
-def begin_isolated(source: Iterable[Any], start: dict[str, Any]) -> Iterator[Any]:
-    """An iterator of ``source``; making it leaves the program's generators as they are."""
+def begin_isolated(source: Iterable[Any], start: dict[str, Any], discarded: int = 0) -> Iterator[Any]:
+    """An iterator of ``source``; making it, and throwing its first batches away, leaves the generators as they are."""
     with IsolatedRng(start.get("rng")):
-        return iter(source)
+        return _without(iter(source), discarded)
 
 
-def begin_by_discarding(source: Iterable[Any], delivered: int, start: dict[str, Any]) -> Iterator[Any]:
-    """An iterator of ``source`` whose first ``delivered`` batches were loaded and thrown away."""
-    with IsolatedRng(start.get("rng")):
-        iterator = iter(source)
-        for _ in islice(iterator, delivered):
-            pass
+def _without(iterator: Iterator[Any], discarded: int) -> Iterator[Any]:
+    for _ in islice(iterator, discarded):
+        pass
     return iterator
 
 
@@ -197,5 +217,5 @@ def _converted(state: dict[str, Any], world_size: int, batch_size: int | None) -
 
 
 def _batch_size(loader: Any) -> int | None:
-    size = loader.batch_sampler.batch_size if type(loader.batch_sampler) is BatchSampler else loader.batch_size
+    size = loader.batch_sampler.batch_size if isinstance(loader.batch_sampler, BatchSampler) else loader.batch_size
     return None if size is None else int(size)

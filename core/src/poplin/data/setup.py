@@ -13,7 +13,7 @@ from poplin.data.feed import Feed, Sharded
 from poplin.data.generators import generator_state, held_generators, set_generator_state
 from poplin.data.iterable import ShardedIterable, splits_over_ranks, splits_over_workers
 from poplin.data.loaders import copy_with, distributed_sampler, index_slot, is_iterable, samplers
-from poplin.data.sharding import ShardedBatchSampler, ShardedSampler
+from poplin.data.sharding import EvenBatchSampler, ShardedBatchSampler, ShardedSampler
 from poplin.data.workers import WorkerStart
 from poplin.errors import AlreadySetUpError, ArgumentTypeError, ArgumentValueError, PossibleUserWarning
 from poplin.rank_zero import rank_zero_warn
@@ -137,15 +137,19 @@ def _plan(
     split = f"{name} split over {world_size} processes"
     if type(source) is BatchSampler:  # torch's own: the indices are split, so that batches keep their size
         indices = ShardedSampler(source.sampler, **parts)
-        batches = copy.copy(source)
-        batches.sampler = indices
+        if uneven == "exact":
+            batches: BatchSampler = EvenBatchSampler.like(source, indices)
+        else:
+            batches = copy.copy(source)
+            batches.sampler = indices
         indices._batching = batches
-        return _Plan({slot: batches, "sampler": indices}, indices, split, f"each gets every {world_size}th index")
+        replaced = {slot: batches} if slot == "sampler" else {slot: batches, "sampler": indices}
+        return _Plan(replaced, indices, split, f"each gets one of every {world_size} indices")
     if slot == "batch_sampler":
         sharded = ShardedBatchSampler(source, **parts)
-        return _Plan({slot: sharded}, sharded, split, f"each gets every {world_size}th batch, whole")
+        return _Plan({slot: sharded}, sharded, split, f"each gets one of every {world_size} batches, whole")
     items = ShardedSampler(source, **parts)
-    return _Plan({slot: items}, items, split, f"each gets every {world_size}th item (batch_size=None)")
+    return _Plan({slot: items}, items, split, f"each gets one of every {world_size} items (batch_size=None)")
 
 
 def _plan_iterable(loader: DataLoader[Any], parts: dict[str, Any], name: str) -> _Plan:

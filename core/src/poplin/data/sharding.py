@@ -73,6 +73,7 @@ def deal(
     per_batch: int = 1,
     padded_samples: int | None = None,
     ahead: int = _INDICES_AHEAD,
+    skipping: bool = True,
 ) -> Iterator[Any]:
     """This rank's items of ``source``; where they are padded is written into ``iteration``.
 
@@ -86,9 +87,12 @@ def deal(
         per_batch: how many items make a batch.
         padded_samples: what one padded item is in ``Iteration.padded_samples``.
         ahead: as in :func:`rounds`.
+        skipping: whether ``iteration.skip`` is left out here.
     """
+    if iteration.rewind is not None:
+        iteration.rewind()
     first: list[Any] = []
-    skip = iteration.skip * per_batch
+    skip = iteration.skip * per_batch if skipping else 0
     for place, items in enumerate(rounds(source, world_size, seed, ahead)):
         iteration.started = True
         if place == 0:
@@ -98,13 +102,14 @@ def deal(
             if len(items) < world_size:
                 if uneven == "drop":
                     return
-                if uneven == "exact" and place % per_batch == 0:
-                    iteration.lonely_batch = place // per_batch
+                if uneven == "exact" and (place == 0 or per_batch == 1):
+                    iteration.lonely_batch = place
         elif uneven == "pad":
             item = first[(rank - len(items)) % len(first)]
             iteration.padded_batch = place // per_batch
             iteration.padded_samples = padded_samples
         else:
+            iteration.short = uneven == "exact"
             return
         if place >= skip:
             yield item
@@ -160,11 +165,24 @@ class _Sharded:
         self.epoch = epoch
         self.epoch_was_set = True
 
-    def _deal(self, per_batch: int, padded_samples: int | None, ahead: int) -> Iterator[Any]:
-        # A dataloader with workers asks for two iterators and uses the second: the one that is read first counts.
+    def expected(self) -> Iteration:
+        """The pass that a reading which begins now belongs to.
+
+        A dataloader with workers asks for two iterators and uses the second: the one that is read first counts.
+        """
         iteration = self._pending
-        if iteration is None or iteration.started:
-            iteration = Iteration(self.epoch)
+        return Iteration(self.epoch) if iteration is None or iteration.started else iteration
+
+    def _deal(
+        self,
+        per_batch: int,
+        padded_samples: int | None,
+        ahead: int,
+        iteration: Iteration | None = None,
+        skipping: bool = True,
+    ) -> Iterator[Any]:
+        if iteration is None:
+            iteration = self.expected()
         yield from deal(
             self._source,
             rank=self.rank,
@@ -175,6 +193,7 @@ class _Sharded:
             per_batch=per_batch,
             padded_samples=padded_samples,
             ahead=ahead,
+            skipping=skipping,
         )
 
     def __len__(self) -> int:
@@ -216,6 +235,12 @@ class ShardedSampler(_Sharded, DistributedSampler[Any]):
             return self._deal(1, None, _INDICES_AHEAD)
         return self._deal(self._batching.batch_size, 1, _INDICES_AHEAD)
 
+    def read(self, iteration: Iteration) -> Iterator[Any]:
+        """The indices of a pass, from its very beginning."""
+        return self._deal(
+            self._batching.batch_size if self._batching is not None else 1, 1, _INDICES_AHEAD, iteration, False
+        )
+
     @property
     def num_samples(self) -> int:  # type: ignore[override]
         """How many indices this rank gets."""
@@ -227,6 +252,11 @@ class ShardedSampler(_Sharded, DistributedSampler[Any]):
         return sum(
             dealt_length(len(self._source), rank, self.num_replicas, self.uneven) for rank in range(self.num_replicas)
         )
+
+    @property
+    def longest(self) -> int:
+        """How many indices the rank that has most gets."""
+        return dealt_length(len(self._source), 0, self.num_replicas, self.uneven)
 
     @property
     def drop_last(self) -> bool:  # type: ignore[override]
@@ -242,6 +272,49 @@ class ShardedSampler(_Sharded, DistributedSampler[Any]):
     def dataset(self) -> Any:  # type: ignore[override]
         """What the user's sampler samples from, if it says; else the sampler itself."""
         return getattr(self._source, "data_source", self._source)
+
+
+class EvenBatchSampler(BatchSampler):
+    """A BatchSampler over a ShardedSampler with ``uneven="exact"``: on each rank the same number of batches.
+
+    Where another rank has one index more, and would need one batch more for it, this one gives the last index of its
+    last batch as a batch of its own. (Not with batches of one, nor where this rank has no index at all.)
+    """
+
+    sampler: ShardedSampler
+
+    @classmethod
+    def like(cls, source: BatchSampler, indices: ShardedSampler) -> EvenBatchSampler:
+        """Batches as those of ``source``, from ``indices``."""
+        batches = cls(indices, source.batch_size, source.drop_last)
+        batches.__dict__.update({**source.__dict__, "sampler": indices})
+        return batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        iteration = self.sampler.expected()
+        for place, batch in enumerate(self._batches(self.sampler.read(iteration), iteration)):
+            if place >= iteration.skip:
+                yield batch
+
+    def _batches(self, indices: Iterator[int], iteration: Iteration) -> Iterator[list[int]]:
+        batch = list(islice(indices, self.batch_size))
+        while batch:
+            following = list(islice(indices, self.batch_size))
+            full = len(batch) == self.batch_size
+            if full and not following and iteration.short and not self.drop_last and len(batch) > 1:
+                yield batch[:-1]
+                yield batch[-1:]
+            elif full or not self.drop_last:
+                yield batch
+            batch = following
+
+    def __len__(self) -> int:
+        mine = len(self.sampler)
+        if self.drop_last:
+            return mine // self.batch_size
+        if self.batch_size == 1 or mine == 0:
+            return mine
+        return -(-self.sampler.longest // self.batch_size)
 
 
 class ShardedBatchSampler(_Sharded, Sampler[Any]):
