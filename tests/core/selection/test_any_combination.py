@@ -37,11 +37,12 @@ def fakes():
         registry.unregister(kind, name)
 
 
+nothing = (st.none(),) * 4  # mostly, so that not everything contradicts everything
 carried = {
-    "accelerator": st.one_of(st.none(), st.builds(CPUAccelerator), st.builds(GPU)),
-    "precision": st.one_of(st.none(), st.builds(Precision), st.builds(Half)),
-    "checkpoint_io": st.one_of(st.none(), st.builds(Files)),
-    "cluster_environment": st.one_of(st.none(), st.builds(LocalEnvironment), st.builds(Cluster)),
+    "accelerator": st.one_of(*nothing, st.builds(CPUAccelerator), st.builds(GPU)),
+    "precision": st.one_of(*nothing, st.builds(Precision), st.builds(Half)),
+    "checkpoint_io": st.one_of(*nothing, st.builds(Files)),
+    "cluster_environment": st.one_of(*nothing, st.builds(LocalEnvironment), st.builds(Cluster)),
 }
 plugins = st.one_of(
     st.sampled_from(["fork", "spawn", "torch", "local", "32-true", "twofold", "launchers/twofold", "torchrun"]),
@@ -66,7 +67,7 @@ sensible = {
     "devices": st.sampled_from(["auto", -1, 1, 2, "1", "2", "0,1", [0], [1, 2], None]),
     "num_nodes": st.sampled_from([1, 2, None]),
     "precision": st.sampled_from([None, 32, "32", "32-true", "16-fake", 16, "bf16"]),
-    "plugins": st.one_of(st.none(), plugins, st.lists(plugins, max_size=2)),
+    "plugins": st.one_of(*nothing, plugins, st.lists(plugins, max_size=2)),
 }
 #: And what it can't.
 junk = st.one_of(
@@ -76,10 +77,12 @@ junk = st.one_of(
     st.sampled_from([CPUAccelerator, Half(), "cpuu", "16-mixd", "deepspeed", {1, 2}, [[]], ["0"], range(2)]),
     st.text(max_size=6),
 )
-overlay = st.dictionaries(st.sampled_from(sorted(sensible)), junk, max_size=1)
+overlay = st.one_of(
+    st.just({}), st.just({}), st.dictionaries(st.sampled_from(sorted(sensible)), junk, min_size=1, max_size=2)
+)
 names = [prefix + subject.upper() for prefix in ("LT_", "POPLIN_") for subject in [*sensible, "cli_used"]]
 values = st.one_of(st.sampled_from(["cpu", "fakegpu", "many", "2", "1", "32-true", "auto", "0"]), st.text(max_size=4))
-variables = st.dictionaries(st.sampled_from(names), values, max_size=1)
+variables = st.one_of(st.just({}), st.just({}), st.dictionaries(st.sampled_from(names), values, max_size=2))
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))

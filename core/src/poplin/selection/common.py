@@ -100,8 +100,8 @@ def instance_of(value: Any, interface: Callable[..., T], origin: str) -> T:
     if isinstance(value, type) and issubclass(value, wanted):
         raise ArgumentTypeError(f"{origin}: this is a class. Give an object: {value.__name__}().")
     raise ArgumentTypeError(
-        f"{origin}: {describe(value)} is neither a name nor a {wanted.__name__} of poplin "
-        f"(it is a {type(value).__module__}.{type(value).__qualname__})."
+        f"{origin}: {describe(value)} is no name and no {wanted.__name__} of Poplin's "
+        f"(its class is {type(value).__module__}.{type(value).__qualname__})."
     )
 
 

@@ -170,7 +170,7 @@ def agree(one: Any, other: Any) -> bool:
 
 def describe(value: Any) -> str:
     """A short text for ``value`` in a message: names and numbers as written, objects by their class."""
-    if value is None or isinstance(value, (str, int, float, list, tuple)):
+    if value is None or isinstance(value, (str, bytes, int, float, list, tuple, dict, set)):
         text = repr(value)
         return text if len(text) <= 80 else text[:77] + "..."
     if isinstance(value, type):

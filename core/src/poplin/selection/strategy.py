@@ -159,12 +159,16 @@ def _automatic(
 def _nothing_for_several(
     accelerator: Accelerator, num_devices: int, num_nodes: int, passed_over: list[PassedOver]
 ) -> NotInstalledError:
-    asked = "; ".join(f"{what}: {why}" for what, why in passed_over) or "none is installed"
+    asked = "; ".join(f"{what}: {why}" for what, why in passed_over) or "there is none"
     packages = known.packages_for_role(_KIND, "auto")
     if blocked := kept_out(_KIND, ("auto",)):
-        asked = f"{asked}; installed, and kept out: {blocked}"
-    hint = f"Install one: pip install {' or '.join(packages)}" if packages else "Install one that does"
+        hint = f"Installed, and kept out: {blocked}. Let it in"
+    elif packages:
+        hint = f"Install one: pip install {' or '.join(packages)}"
+    else:
+        hint = "Install one that does"
     return NotInstalledError(
         f"strategy='auto': {num_devices} device(s) on {num_nodes} node(s) of {accelerator.name()!r} need a strategy "
-        f"for several devices, and no installed plugin offers one ({asked}). {hint}, name a strategy, or use devices=1."
+        f"for several devices, and no plugin that can be asked has one ({asked}). {hint}, name a strategy, or use "
+        "devices=1."
     )
