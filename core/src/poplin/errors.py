@@ -164,3 +164,10 @@ class TrainingSpikeException(PoplinError, RuntimeError):
 
     def __reduce__(self) -> tuple[type[TrainingSpikeException], tuple[object, ...]]:
         return type(self), (self.batch_idx, *self.args)
+
+
+# --- loggers
+
+
+class LoggerError(PoplinError, OSError):
+    """A logger can't write its files."""

@@ -66,6 +66,18 @@ class SaveHandle:
         if self._failure is not None:
             raise self._failure
 
+    def wait_here(self) -> None:
+        """Wait for this rank's writing, whatever the others do.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        if self._failure is not None and not self._waited:
+            self._waited = True
+            raise self._failure
+
     def _run(self, write: Callable[[], None]) -> None:
         try:
             write()
@@ -114,9 +126,23 @@ def finish(strategy: Strategy) -> None:
         pending.handle.wait()
 
 
-def forget(strategy: Strategy) -> None:
-    """Give back the memory in which copies are made. Called at the end, after :func:`finish`."""
-    _PENDING.pop(strategy, None)
+def close(strategy: Strategy, failed: bool) -> None:
+    """Wait for what is being written, and give back the memory in which copies are made. Called by ``Fabric.close``.
+
+    Args:
+        strategy: the Fabric's.
+        failed: an error ends the run: other ranks may be gone, so that this rank waits for its own writing only.
+
+    Raises:
+        CheckpointError: it could not be written, and nobody has seen the error yet.
+    """
+    pending = _PENDING.pop(strategy, None)
+    if pending is None or pending.handle is None:
+        return
+    if failed:
+        pending.handle.wait_here()
+    else:
+        pending.handle.wait()
 
 
 def _copied(checkpoint: dict[str, Any], buffers: dict[tuple[Any, ...], Tensor]) -> dict[str, Any]:

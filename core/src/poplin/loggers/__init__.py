@@ -2,13 +2,16 @@
 
 from poplin.faces import lazy_face
 
-__all__ = ["CSVLogger", "Logger"]
+__all__ = ["CSVLogger", "FolderLogger", "Logger"]
 
 __getattr__, __dir__ = lazy_face(
     __name__,
     {
         "CSVLogger": "poplin.loggers.csv:CSVLogger",
+        "FolderLogger": "poplin.loggers.folder:FolderLogger",
         "Logger": "poplin.loggers.logger:Logger",
+        "as_dictionary": "poplin.loggers.folder:as_dictionary",
+        "to_numbers": "poplin.loggers.metrics:to_numbers",
         "rank_zero_experiment": "poplin.loggers.logger:rank_zero_experiment",
     },
 )

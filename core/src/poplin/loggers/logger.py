@@ -6,10 +6,13 @@ import functools
 from abc import ABC, abstractmethod
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from poplin.extension import Extension
 from poplin.rank_zero import rank_zero_only
+
+if TYPE_CHECKING:
+    from poplin.strategies.strategy import Strategy
 
 _GUARDED = ("log_metrics", "log_hyperparams", "log_graph", "save", "finalize")
 
@@ -62,6 +65,16 @@ class Logger(Extension, ABC):
         """The underlying object of the logging library, if there is one."""
         return None
 
+    def processes_launched(self, strategy: Strategy) -> None:
+        """The processes of the run exist.
+
+        Called once by Fabric, on every rank, before the user's code goes on: the moment at which ranks can agree on a
+        folder. A collective. The default does nothing.
+
+        Args:
+            strategy: has ranks, and brings them together.
+        """
+
     @abstractmethod
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Record ``metrics``. Called by ``Fabric.log`` and ``Fabric.log_dict``, by keyword.
@@ -90,3 +103,37 @@ def _on_rank_zero(method: Callable[..., Any]) -> Callable[..., Any]:
     functools.update_wrapper(guarded, method)
     guarded._rank_zero = True  # type: ignore[attr-defined]
     return guarded
+
+
+def rank_zero_experiment(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Decorates the property behind ``Logger.experiment``: ranks but the first get an object that ignores everything.
+
+    Loggers written for Lightning use it.
+
+    Args:
+        function: makes, or returns, the object of the logging library.
+    """
+
+    @functools.wraps(function)
+    def experiment(self: Any) -> Any:
+        return function(self) if getattr(rank_zero_only, "rank", 0) == 0 else _Ignoring()
+
+    return experiment
+
+
+class _Ignoring:
+    """Takes any call, and any item, and does nothing."""
+
+    def ignore(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.ignore
+
+    def __getitem__(self, index: Any) -> _Ignoring:
+        return self
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Do nothing."""
