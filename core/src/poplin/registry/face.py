@@ -245,7 +245,7 @@ def runtime_table() -> RuntimeTable:
         LaunchError: a registration can't be pickled; it is named.
     """
     own = REGISTRY.own
-    return travel.pack([one for one in own.names.values() if not one.of_object], [plugin for plugin, _ in own.objects])
+    return travel.pack([one for one in own.names.values() if not one.of_object], own.objects)
 
 
 def install_runtime_table(table: RuntimeTable) -> None:
@@ -258,4 +258,5 @@ def install_runtime_table(table: RuntimeTable) -> None:
     def register_name(kind: str, name: str, offer: Any, description: str) -> None:
         _register_name(kind, name, offer, description, True, {})
 
-    travel.unpack(table, register_name, _register_object)
+    present = [loaded.provider.target for _, loaded in REGISTRY.own.objects]
+    travel.unpack(table, present, register_name, _register_object)

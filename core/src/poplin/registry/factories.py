@@ -27,7 +27,7 @@ def load(host: PluginHost, offers: Sequence[Offer]) -> list[CallbackFactory]:
     """
     made: list[CallbackFactory] = []
     seen: set[int] = set()
-    for offer in sorted(offers, key=lambda offer: (rank(offer.provider), offer.folded)):
+    for offer in sorted(offers, key=lambda offer: (*rank(offer.provider)[:2], offer.folded, offer.provider)):
         provider = offer.provider
         outcome = host.once(key_of(provider), provider, lambda provider=provider: _load(provider))  # type: ignore[misc]
         mark = id(outcome)

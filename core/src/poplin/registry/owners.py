@@ -32,30 +32,28 @@ class Owners:
     ) -> Provider | None:
         """The provider of a class, or of an object's class; None if it belongs to no plugin.
 
-        It is the one from whose offer the class came; else one that offers this very class, or its base; else an
-        installed plugin that lives in the same package.
+        It is one that offers this very class; else the one from whose offer it came; else an installed plugin that
+        lives in the same package; else the same for its base classes.
         """
         cls = thing if inspect.isclass(thing) else type(thing)
         offered = _offered(loaded, own)
         for base in cls.__mro__:
             with self._lock:
-                provider = self._classes.get(base)
-            provider = provider or offered.get(_path(base)) or _same_package(base, current)
+                noted = self._classes.get(base)
+            provider = offered.get(_path(base)) or noted or _same_package(base, current)
             if provider is not None:
                 return provider
-            if base.__module__ == cls.__module__:
-                continue  # a user's class over a user's class over a plugin's: look further up
         return None
 
 
 def _offered(loaded: Iterable[Loaded], own: Iterable[Registration]) -> dict[str, Provider]:
     offered: dict[str, Provider] = {}
-    for registration in own:
-        offered.setdefault(_target(registration.offer), registration.provider)
     for plugin in loaded:
         for offers in plugin.offers.values():
             for _, offer in offers.values():
                 offered.setdefault(_target(offer), plugin.provider)
+    for registration in own:  # it may have registered an installed class under another name
+        offered.setdefault(_target(registration.offer), registration.provider)
     return offered
 
 

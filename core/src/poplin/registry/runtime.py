@@ -29,6 +29,8 @@ class Registration:
 
     def is_same_as(self, other: Registration) -> bool:
         """Whether both come from the same definition (a notebook's cell that ran again, a module read twice)."""
+        if self.of_object or other.of_object:
+            return self.provider == other.provider
         mine, theirs = _parts(self.offer), _parts(other.offer)
         return mine[1:] == theirs[1:] and (mine[0] is theirs[0] or target_of(self.offer) == target_of(other.offer))
 
@@ -171,7 +173,9 @@ def target_of(offer: Any) -> str:
     if isinstance(offer, ModuleType):
         return offer.__name__
     named = offer if hasattr(offer, "__qualname__") else type(offer)
-    return f"{named.__module__}:{named.__qualname__}"
+    # multiprocessing imports the main module of its workers under a second name
+    module = "__main__" if named.__module__ == "__mp_main__" else named.__module__
+    return f"{module}:{named.__qualname__}"
 
 
 def _parts(offer: Any) -> tuple[Any, dict[str, Any]]:

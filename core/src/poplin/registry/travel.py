@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 from poplin.errors import LaunchError
-from poplin.registry.runtime import Registration, target_of
+from poplin.registry.manager import Loaded
+from poplin.registry.runtime import Registration
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class RuntimeTable:
     entries: tuple[tuple[str, bytes], ...] = ()
 
 
-def pack(registrations: Iterable[Registration], objects: Iterable[Any]) -> RuntimeTable:
+def pack(registrations: Iterable[Registration], objects: Iterable[tuple[Any, Loaded]]) -> RuntimeTable:
     """Pickle each registration by itself.
 
     Raises:
@@ -29,21 +30,32 @@ def pack(registrations: Iterable[Registration], objects: Iterable[Any]) -> Runti
     entries: list[tuple[str, bytes]] = []
     for one in registrations:
         entries.append(_pickled(f"{one.kind}/{one.name}", (one.kind, one.name, one.offer, one.description)))
-    for plugin in objects:
+    for plugin, loaded in objects:
         carried = ("module", plugin.__name__) if isinstance(plugin, ModuleType) else ("object", plugin)
-        entries.append(_pickled(target_of(plugin), carried))
+        entries.append(_pickled(loaded.provider.target, carried))
     return RuntimeTable(tuple(entries))
 
 
 def unpack(
-    table: RuntimeTable, register_name: Callable[[str, str, Any, str], None], register_object: Callable[[Any], None]
+    table: RuntimeTable,
+    present: Collection[str],
+    register_name: Callable[[str, str, Any, str], None],
+    register_object: Callable[[Any], None],
 ) -> None:
     """Register again what :func:`pack` packed.
+
+    Args:
+        table: what was packed.
+        present: labels of plugin objects that are registered here already, by the script that this process read too.
+        register_name: takes in a name.
+        register_object: takes in a plugin object.
 
     Raises:
         LaunchError: one can't be had in this process; it is named.
     """
     for label, data in table.entries:
+        if label in present:
+            continue
         try:
             carried = pickle.loads(data)
             if len(carried) == 4:

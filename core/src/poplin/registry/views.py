@@ -8,7 +8,7 @@ from typing import Any
 from poplin.errors import LookupFailedError
 from poplin.registry.face import find, names, register, unregister
 from poplin.registry.kinds import get_kind
-from poplin.registry.names import fold, parse_reference
+from poplin.registry.names import fold
 
 _MISSING = object()
 
@@ -76,7 +76,7 @@ class RegistryView:
         unregister(self._kind.name, name)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and fold(parse_reference(name).name) in {fold(one) for one in self}
+        return isinstance(name, str) and fold(name) in {fold(one) for one in self}
 
     def __iter__(self) -> Iterator[str]:
         return iter(names(self._kind.name))
