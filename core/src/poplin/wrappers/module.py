@@ -1,0 +1,328 @@
+"""The wrapper of a module."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from poplin.errors import ArgumentTypeError, ArgumentValueError, UnknownMethodError, UsageError
+from poplin.precision.precision import Precision
+from poplin.strategies.strategy import Strategy
+from poplin.wrappers.passage import BackwardGuard, Run, WatchForBypass, build_run, running
+from poplin.wrappers.sharing import (
+    USER_CLASS,
+    Shared,
+    change_class,
+    delegates,
+    has_own,
+    is_method,
+    link_of,
+    looking_like,
+    made_class,
+    own_members,
+    share,
+)
+
+#: Methods that are marked from the start, if the module has them.
+STEP_METHODS = ("training_step", "validation_step", "test_step", "predict_step")
+
+
+class ModuleLink:
+    """What a wrapped module knows.
+
+    Args:
+        original: the user's module.
+        forward_module: what the strategy's ``setup_module`` returned.
+        strategy: None in a copy, which no strategy serves.
+        precision: it runs every forward.
+        guard: against a plain backward, where one is needed.
+        device: where a module without parameters and buffers is.
+    """
+
+    __slots__ = ("clashes", "device", "forward_module", "guard", "marked", "original", "precision", "run", "strategy")
+
+    def __init__(
+        self,
+        original: nn.Module,
+        forward_module: nn.Module,
+        strategy: Strategy | None,
+        precision: Precision,
+        guard: BackwardGuard | None,
+        device: torch.device,
+        marked: frozenset[str] | None = None,
+    ) -> None:
+        self.original = original
+        self.forward_module = forward_module
+        self.strategy = strategy
+        self.precision = precision
+        self.guard = guard
+        self.device = device
+        if marked is None:
+            marked = frozenset(name for name in STEP_METHODS if callable(getattr(original, name, None)))
+        self.marked = marked
+        self.clashes = any(has_own(original, name) for name in _FIELDS)
+        self.run: Run = build_run(precision, guard)
+
+    def shape(self) -> Shape:
+        """What the made class must do."""
+        changed = self.forward_module is not self.original
+        precise = self.precision.autocasts or self.precision.converts_data or self.guard is not None
+        strategy = self.strategy
+        guarded = strategy is not None and strategy.needs_forward
+        return Shape(
+            through=changed or precise or guarded or self.clashes,
+            marked=self.marked if changed or precise or guarded else frozenset(),
+            guarded=guarded,
+            clashes=self.clashes,
+            follows=strategy is not None and strategy.mutates_module,
+        )
+
+
+class Shape(NamedTuple):
+    """What a made class must do."""
+
+    #: Forwards go through precision and strategy. If not, the class has no ``__call__`` and costs nothing.
+    through: bool
+    #: Methods that go the same way.
+    marked: frozenset[str]
+    #: Whether unmarked methods are watched.
+    guarded: bool
+    #: Whether the user's object has attributes of the wrapper's names: its code then runs on the object itself.
+    clashes: bool
+    #: Whether the object may have got another class by setup, whose members the made class lacks.
+    follows: bool
+
+
+class _Field:
+    """An attribute of the wrapper's own. Inside the user's code the user's attribute of that name counts."""
+
+    def __init__(self, read: Callable[[Any], Any], doc: str) -> None:
+        self.read = read
+        self.__doc__ = doc
+        self.name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, wrapper: Any, owner: type) -> Any:
+        return self if wrapper is None else self.read(wrapper)
+
+    def __set__(self, wrapper: Any, value: Any) -> None:
+        link = link_of(wrapper)
+        setattr(link.original, self.name, value)
+        link.clashes = True
+        change_class(wrapper, module_class(vars(type(wrapper))[USER_CLASS], link.shape()))
+
+    def __delete__(self, wrapper: Any) -> None:
+        delattr(link_of(wrapper).original, self.name)
+
+
+def _device_of(wrapper: nn.Module) -> torch.device:
+    device: torch.device = link_of(wrapper).device
+    first = next(chain(wrapper.parameters(), wrapper.buffers()), None)
+    return device if first is None else first.device
+
+
+def _dtype_of(wrapper: nn.Module) -> torch.dtype:
+    for tensor in wrapper.parameters():
+        if tensor.is_floating_point() or tensor.is_complex():
+            return tensor.dtype
+    return next((tensor.dtype for tensor in wrapper.parameters()), torch.get_default_dtype())
+
+
+class FabricModule(Shared, nn.Module):
+    """A module that went through ``Fabric.setup``.
+
+    It is an instance of your module's class and shares all its attributes, in both directions; calling it runs your
+    ``forward`` at the precision and by the strategy. It can be pickled and copied; such a copy keeps the precision,
+    and no strategy serves it.
+    """
+
+    __slots__ = ()
+
+    module = _Field(lambda wrapper: link_of(wrapper).original, "The module that was set up: your own object.")
+    device = _Field(_device_of, "The device of the parameters.")
+    dtype = _Field(_dtype_of, "The dtype of the parameters.")
+    _forward_module = _Field(lambda wrapper: link_of(wrapper).forward_module, "What the strategy made of the module.")
+
+    def mark_forward_method(self, method: str | Callable[..., Any]) -> None:
+        """Let a method run through precision and strategy, as ``forward`` does.
+
+        ``training_step``, ``validation_step``, ``test_step`` and ``predict_step`` are marked from the start.
+
+        Args:
+            method: its name, or the method itself.
+
+        Raises:
+            ArgumentTypeError: neither a name nor a method.
+            ArgumentValueError: ``forward`` itself.
+            UnknownMethodError: the module has no such method (an AttributeError).
+        """
+        name = method if isinstance(method, str) else getattr(method, "__name__", None)
+        if name is None or not (isinstance(method, str) or callable(method)):
+            raise ArgumentTypeError(
+                f"mark_forward_method() takes the name of a method, or a method, and got a {type(method).__name__}."
+            )
+        link = link_of(self)
+        if name == "forward":
+            raise ArgumentValueError("forward() runs through precision and strategy already: it needs no mark.")
+        if not callable(getattr(link.original, name, None)):
+            raise UnknownMethodError(
+                f"{name!r} can't be marked as a forward method, because "
+                f"{type(link.original).__name__} has no method of that name."
+            )
+        link.marked = link.marked | {name}
+        change_class(self, module_class(vars(type(self))[USER_CLASS], link.shape()))
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """``torch.nn.Module.compile`` of your module, whose forward is then compiled inside the strategy's."""
+        link_of(self).original.compile(*args, **kwargs)
+
+    def _made_for(self, user_class: type) -> type:
+        link = link_of(self)
+        return module_class(user_class, link.shape())
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        link = link_of(self)
+        _check_copyable(link)
+        return rebuild_module, (link.original, link.precision, link.marked)
+
+    def _local_copy(self, duplicate: Callable[[Any], Any]) -> FabricModule:
+        link = link_of(self)
+        _check_copyable(link)
+        return rebuild_module(duplicate(link.original), link.precision, link.marked, link.guard)
+
+    def _replicate_for_data_parallel(self) -> FabricModule:
+        link = link_of(self)
+        replica = link.original._replicate_for_data_parallel()
+        return rebuild_module(replica, link.precision, link.marked, link.guard)
+
+
+_FIELDS = ("module", "device", "dtype", "mark_forward_method", "_forward_module")
+
+
+def wrap_module(link: ModuleLink, user_class: type | None = None) -> FabricModule:
+    """Wrap ``link.original``.
+
+    Args:
+        link: what the wrapper is to know.
+        user_class: the class of the module before the strategy changed it.
+    """
+    return share(module_class(user_class or type(link.original), link.shape()), link.original, link)
+
+
+def module_class(user_class: type, shape: Shape) -> type[FabricModule]:
+    """The made class of wrapped modules of the class ``user_class``."""
+    return made_class(FabricModule, user_class, shape, lambda: _namespace(user_class, shape))
+
+
+def _namespace(user_class: type, shape: Shape) -> dict[str, Any]:
+    members: dict[str, Any] = {}
+    if shape.clashes:
+        members.update(delegates(user_class, nn.Module))
+    if shape.guarded:
+        methods = {name: value for name, value in own_members(user_class, nn.Module) if is_method(value)}
+        members.update({name: _watched(name, value) for name, value in methods.items()})
+    if shape.through:
+        forward = _call_tracked if shape.guarded else _call
+        members["__call__"] = forward
+        members["forward"] = looking_like(inspect.getattr_static(user_class, "forward"), _another(forward), "forward")
+    for name in shape.marked:
+        members[name] = _marked(name, inspect.getattr_static(user_class, name, None), shape.guarded)
+    if shape.follows:
+        members["__getattr__"] = _getattr
+    for name in _FIELDS:
+        members.pop(name, None)
+    return members
+
+
+def _call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    link = self._poplin_link
+    return link.run(link.forward_module, args, kwargs)
+
+
+def _call_tracked(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    link = self._poplin_link
+    if torch.compiler.is_compiling():
+        return link.run(link.forward_module, args, kwargs)
+    return _tracked(link, link.forward_module, link.original, args, kwargs)
+
+
+def _tracked(link: ModuleLink, through: Any, directly: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run ``through``, and know meanwhile that the strategy's forward is running.
+
+    A model that calls its own wrapper from inside is in that forward already, and goes on ``directly``.
+    """
+    stack, key = running.stack, id(link.original)
+    if key in stack:
+        return link.run(directly, args, kwargs)
+    stack.append(key)
+    try:
+        return link.run(through, args, kwargs)
+    finally:
+        stack.pop()
+
+
+def _another(function: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return function(self, *args, **kwargs)
+
+    return forward
+
+
+def _marked(name: str, function: Any, guarded: bool) -> Callable[..., Any]:
+    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        link: ModuleLink = self._poplin_link
+        if link.strategy is None:
+            through = getattr(link.forward_module, name)
+        else:
+            through = link.strategy.forward_method(link.forward_module, name)
+        if not guarded or torch.compiler.is_compiling():
+            result = link.run(through, args, kwargs)
+        else:
+            result = _tracked(link, through, getattr(link.original, name), args, kwargs)
+        return self if result is link.original else result
+
+    return looking_like(function, method, name)
+
+
+def _watched(name: str, function: Any) -> Callable[..., Any]:
+    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        original = self._poplin_link.original
+        if running.stack or torch.compiler.is_compiling():
+            result = getattr(original, name)(*args, **kwargs)
+        else:
+            with WatchForBypass(original, name):
+                result = getattr(original, name)(*args, **kwargs)
+        return self if result is original else result
+
+    return looking_like(function, method, name)
+
+
+def _getattr(self: Any, name: str) -> Any:
+    """Members that a strategy gave to the user's object together with another class."""
+    try:
+        return super(FabricModule, self).__getattr__(name)
+    except AttributeError:
+        return getattr(link_of(self).original, name)
+
+
+def rebuild_module(
+    original: nn.Module, precision: Precision, marked: frozenset[str], guard: BackwardGuard | None = None
+) -> FabricModule:
+    """A wrapper around a copied or unpickled module: the precision stays, and no strategy serves it."""
+    return wrap_module(ModuleLink(original, original, None, precision, guard, torch.device("cpu"), marked))
+
+
+def _check_copyable(link: ModuleLink) -> None:
+    strategy = link.strategy
+    if strategy is not None and not strategy.picklable:
+        raise UsageError(
+            f"This {type(link.original).__name__} can't be copied or pickled, because {type(strategy).__name__} has "
+            "changed it in place. Save its state with fabric.save(), or copy it before fabric.setup()."
+        )

@@ -1,0 +1,146 @@
+"""The way of a forward: through precision and strategy, with a guard against what would go past them.
+
+Which parts there are is decided once, when a module is set up: a trait that is False costs nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from poplin.errors import UsageError
+from poplin.precision.precision import Precision
+from poplin.utilities.apply_func import apply_to_tensors
+
+#: run(function, args, kwargs)
+Run = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
+
+
+class _Running(threading.local):
+    """Ids of the user's modules whose strategy's forward is running in this thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[int] = []
+
+
+running = _Running()
+
+
+class BackwardGuard:
+    """Notices a plain ``loss.backward()`` where ``Fabric.backward`` has a part in it.
+
+    A hook on what a forward returns fires when a backward pass comes through. The counter is no thread's own: on some
+    devices hooks run on autograd's threads.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self.inside = 0
+
+    def watch(self, output: Any) -> None:
+        """Hook every tensor in ``output`` that a backward pass can come through."""
+        if isinstance(output, Tensor):
+            self._watch(output)
+        else:
+            apply_to_tensors(output, self._watch)
+
+    def _watch(self, tensor: Tensor) -> Tensor:
+        if tensor.grad_fn is not None:  # a hook on a leaf would stay there for ever
+            tensor.register_hook(self._check)  # type: ignore[no-untyped-call]
+        return tensor
+
+    def _check(self, gradient: Tensor) -> None:
+        # torch.autograd.grad, as for a gradient penalty, accumulates nothing and is the caller's own business
+        if not self.inside and _accumulates():
+            raise UsageError(
+                f"loss.backward() was called, and {self.reason}: call fabric.backward(loss) instead of loss.backward()."
+            )
+
+
+def _accumulates() -> bool:
+    """Whether the running backward pass adds to ``.grad`` (in contrast to ``torch.autograd.grad``)."""
+    seen: set[Any] = set()
+    pending: list[Any] = [torch._C._current_autograd_node()]
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):  # the node that accumulates into a leaf
+            try:
+                if torch._C._will_engine_execute_node(node):
+                    return True
+            except RuntimeError:  # torch's answer while autograd.grad is running
+                return False
+        pending += [following for following, _ in node.next_functions]
+    return False
+
+
+def build_run(precision: Precision, guard: BackwardGuard | None) -> Run:
+    """The function that a forward or a marked method goes through."""
+    context = precision.forward_context if precision.autocasts else None
+    converts = precision.converts_data
+    if context is None and not converts and guard is None:
+        return _directly
+
+    def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if converts:
+            convert = precision.convert_input
+            args = tuple([convert(value) for value in args])
+            kwargs = {name: convert(value) for name, value in kwargs.items()}
+        if context is None:
+            output = function(*args, **kwargs)
+        else:
+            with context():
+                output = function(*args, **kwargs)
+        if converts:
+            output = precision.convert_output(output)
+        if guard is not None and not torch.compiler.is_compiling():  # a compiled module is watched from outside
+            guard.watch(output)
+        return output
+
+    return run
+
+
+def _directly(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    return function(*args, **kwargs)
+
+
+class WatchForBypass:
+    """While it lasts, a forward of ``original`` or of a part of it outside any strategy's forward is an error.
+
+    Args:
+        original: the user's module.
+        method: the name of the method that runs.
+    """
+
+    def __init__(self, original: nn.Module, method: str) -> None:
+        self.original = original
+        self.method = method
+        self.parts: set[int] | None = None
+        self.thread = threading.get_ident()
+
+    def __enter__(self) -> None:
+        self.handle = register_module_forward_pre_hook(self._before_forward)
+
+    def __exit__(self, *exception: object) -> None:
+        self.handle.remove()
+
+    def _before_forward(self, module: nn.Module, args: Any) -> None:
+        if running.stack or threading.get_ident() != self.thread:
+            return
+        if self.parts is None:
+            self.parts = {id(part) for part in self.original.modules()}
+        if id(module) in self.parts:
+            name = type(self.original).__name__
+            part = "the model" if module is self.original else "a part of the model"
+            raise UsageError(
+                f"You are calling the method `{name}.{self.method}()` from outside the model, and it runs {part} past "
+                f"the strategy's forward, which does more than that. Call `model.mark_forward_method({self.method!r})` "
+                "once, on what setup() returned: then the method goes the way of forward()."
+            )
