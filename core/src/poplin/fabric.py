@@ -23,7 +23,6 @@ from poplin.errors import (
     ArgumentTypeError,
     ArgumentValueError,
     MissingLoggerError,
-    NotSetUpError,
     UsageError,
 )
 from poplin.loggers.metrics import to_numbers
@@ -36,8 +35,9 @@ from poplin.strategies.strategy import Strategy
 from poplin.utilities.apply_func import move_data_to_device
 from poplin.wrappers import setup as wrapping
 from poplin.wrappers.clip import clip_gradients
-from poplin.wrappers.module import FabricModule
 from poplin.wrappers.setups import Setups
+from poplin.wrappers.sync import no_backward_sync
+from poplin.wrappers.unwrap import unwrap
 
 T = TypeVar("T")
 
@@ -62,6 +62,9 @@ class Fabric:
         SelectionError: no run can be made of these arguments. Nothing is left behind.
         ArgumentTypeError, ArgumentValueError: one of them can't be meant.
     """
+
+    #: In a checkpoint each rank has a state of its own: see :meth:`state_dict`.
+    per_rank_state = True
 
     def __init__(
         self,
@@ -217,12 +220,9 @@ class Fabric:
             module,
             list(optimizers),
             scheduler,
-            strategy=self.strategy,
-            precision=self.precision,
+            setups=self._setups,
             move_to_device=move_to_device,
             reapply_compile=_reapply_compile,
-            callbacks=self._callbacks,
-            setups=self._setups,
         )
         self._after_setup(wrapped, wrapped_optimizers)
         if not optimizers and scheduler is None:
@@ -237,13 +237,7 @@ class Fabric:
         """
         lifecycle.require_processes(self, "setup_module")
         wrapped = wrapping.setup_module(
-            module,
-            strategy=self.strategy,
-            precision=self.precision,
-            move_to_device=move_to_device,
-            reapply_compile=_reapply_compile,
-            callbacks=self._callbacks,
-            setups=self._setups,
+            module, setups=self._setups, move_to_device=move_to_device, reapply_compile=_reapply_compile
         )
         self._after_setup(wrapped, [])
         return wrapped
@@ -258,13 +252,7 @@ class Fabric:
             As :meth:`setup`; ArgumentValueError without any.
         """
         lifecycle.require_processes(self, "setup_optimizers")
-        wrapped = wrapping.setup_optimizers(
-            list(optimizers),
-            strategy=self.strategy,
-            precision=self.precision,
-            callbacks=self._callbacks,
-            setups=self._setups,
-        )
+        wrapped = wrapping.setup_optimizers(list(optimizers), setups=self._setups)
         return wrapped[0] if len(wrapped) == 1 else tuple(wrapped)
 
     def setup_dataloaders(
@@ -312,7 +300,7 @@ class Fabric:
         return wrapped[0] if len(wrapped) == 1 else wrapped
 
     def _after_setup(self, wrapped: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        original = wrapped.module if isinstance(wrapped, FabricModule) else wrapped
+        original = unwrap(wrapped)
         if hasattr(original, "_fabric"):  # what looks like a LightningModule is told, and is a callback from now on
             original._fabric = self
             original._fabric_optimizers = list(optimizers)
@@ -365,7 +353,7 @@ class Fabric:
         return clip_gradients(
             module,
             optimizer,
-            strategy=self.strategy,
+            setups=self._setups,
             clip_val=clip_val,
             max_norm=max_norm,
             norm_type=norm_type,
@@ -388,16 +376,7 @@ class Fabric:
         Raises:
             NotSetUpError: one has not been set up (a TypeError).
         """
-        if isinstance(module, FabricModule):
-            return lifecycle.no_backward_sync(self, module, enabled)
-        modules = list(module) if isinstance(module, (list, tuple)) else [module]
-        if not all(isinstance(one, FabricModule) for one in modules):
-            kind = next(type(one).__name__ for one in modules if not isinstance(one, FabricModule))
-            raise NotSetUpError(f"no_backward_sync() takes what setup() returned, and got a {kind}.")
-        stack = ExitStack()
-        for one in modules:
-            stack.enter_context(lifecycle.no_backward_sync(self, one, enabled))
-        return stack
+        return no_backward_sync(module, enabled, setups=self._setups)
 
     # --- moving and making
 
@@ -564,6 +543,7 @@ class Fabric:
             strategy=self.strategy,
             precision=self.precision,
             setups=self._setups,
+            reader=reader_for(path, self._selection.checkpoint_io, self._selection.trace),
         )
         for fire in self._callbacks.live("on_load"):
             fire(path=path, state=state)
@@ -581,7 +561,7 @@ class Fabric:
         checkpoint_state.load_raw(path, obj, strict, weights_only, strategy=self.strategy, setups=self._setups)
 
     def state_dict(self) -> dict[str, Any]:
-        """Random-number states of every rank, and the positions of the set-up dataloaders. A collective.
+        """Random-number states of this rank, and the positions of its dataloaders.
 
         So that a Fabric can stand in the ``state`` of :meth:`save`, for a resume that equals the uninterrupted run.
         """

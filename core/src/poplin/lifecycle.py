@@ -7,18 +7,17 @@ import functools
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from poplin import rank_zero
+from poplin.checkpoint import asynchronous
 from poplin.errors import ArgumentTypeError, NotLaunchedError, UsageError
-from poplin.rank_zero import rank_zero_warn
 from poplin.registry import hookspecs
+from poplin.seed import collect_rng_states, restore_rng_states, track_accelerator
 
 if TYPE_CHECKING:
     from poplin.fabric import Fabric
     from poplin.preemption import Preemption
-    from poplin.wrappers.module import FabricModule
 
 _OPEN: weakref.WeakSet[Fabric] = weakref.WeakSet()
 
@@ -53,8 +52,13 @@ def bring_up(fabric: Fabric) -> None:
         _teardown(fabric, suppressed=True)
         raise
     rank_zero.set_rank(fabric.strategy.global_rank)
+    track_accelerator(fabric.accelerator)
     fabric._life.launched = True
     _OPEN.add(fabric)
+    for logger in fabric._loggers:
+        tell = getattr(logger, "processes_launched", None)
+        if callable(tell):
+            tell(fabric.strategy)
     if fabric._callbacks.live("on_preempt"):
         _preemption(fabric)
 
@@ -173,6 +177,7 @@ def close(fabric: Fabric, error: BaseException | None = None) -> None:
         if callable(finalize):
             failure = _attempt(lambda finalize=finalize: finalize("success" if error is None else "failed"), failure)
     failure = _attempt(lambda: fabric._setups.finish(), failure)
+    failure = _attempt(lambda: asynchronous.close(fabric.strategy, failed=error is not None), failure)
     hookspecs.fabric_closed(fabric)
     failure = _teardown(fabric, failure=failure)
     life.launched = False
@@ -258,21 +263,8 @@ def _preemption(fabric: Fabric) -> Preemption:
     return fabric._life.preemption
 
 
-def no_backward_sync(fabric: Fabric, module: FabricModule, enabled: bool) -> AbstractContextManager[Any]:
-    """See ``Fabric.no_backward_sync``."""
-    strategy = fabric.strategy
-    if enabled and not strategy.supports_no_backward_sync:
-        rank_zero_warn(
-            f"{type(strategy).__name__} can't skip the synchronisation of gradients: no_backward_sync() has no effect."
-        )
-        return nullcontext()
-    return strategy.no_backward_sync(module._forward_module, enabled)
-
-
 def state_dict(fabric: Fabric) -> dict[str, Any]:
     """See ``Fabric.state_dict``."""
-    from poplin.seed import collect_rng_states
-
     return {
         "rng": collect_rng_states(fabric.accelerator),
         "dataloaders": [loader.state_dict() for loader in fabric._setups.dataloaders],
@@ -281,8 +273,6 @@ def state_dict(fabric: Fabric) -> dict[str, Any]:
 
 def load_state_dict(fabric: Fabric, state: Mapping[str, Any]) -> None:
     """See ``Fabric.load_state_dict``."""
-    from poplin.seed import restore_rng_states
-
     for loader, position in zip(fabric._setups.dataloaders, state["dataloaders"], strict=False):
         loader.load_state_dict(position)
     restore_rng_states(state["rng"], fabric.accelerator)
