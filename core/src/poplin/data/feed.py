@@ -228,7 +228,9 @@ class Feed:
             return self._padding_of_iterable(self.sharded, place)
         if self.sharded is not None:
             return iteration.padded_samples if iteration.padded_batch == place else 0
-        return 1 if padding_of_distributed_sampler(self.loader) == place else 0
+        if padding_of_distributed_sampler(self.loader) != place:
+            return 0
+        return 1 if self.loader.batch_sampler is not None else None
 
     def is_lonely(self) -> bool:
         """Whether other processes have no batch where this one got its last."""
