@@ -14,7 +14,9 @@ from poplin import faces
 from poplin.registry import known
 
 SOURCE = Path(__file__).parent / "src"
-HEADER = "# Written by core/generate_stubs.py from the tables of the lazy faces and registry/known.toml; change those.\n"
+HEADER = (
+    "# Written by core/generate_stubs.py from the tables of the lazy faces and registry/known.toml; change those.\n"
+)
 
 
 def stubs() -> dict[Path, str]:

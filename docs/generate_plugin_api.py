@@ -28,7 +28,12 @@ what an implementation must give; all else has a default that suits one plain de
 
 def page() -> str:
     """The whole page."""
-    parts = [INTRODUCTION, "## Kinds\n", "| kind | entry-point group | hook | roles | interface |", "|---|---|---|---|---|"]
+    parts = [
+        INTRODUCTION,
+        "## Kinds\n",
+        "| kind | entry-point group | hook | roles | interface |",
+        "|---|---|---|---|---|",
+    ]
     for kind in KINDS.values():
         roles = ", ".join(f"`{role}`" for role in kind.roles) or "none"
         name = kind.interface.partition(":")[2]

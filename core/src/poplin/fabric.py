@@ -29,7 +29,7 @@ from poplin.loggers.metrics import to_numbers
 from poplin.precision.precision import Precision
 from poplin.rank_zero import rank_zero_deprecation
 from poplin.seed import seed_everything
-from poplin.selection import Request, Selection, released_on_error, select, select_loggers
+from poplin.selection import Request, Selection, reader_for, released_on_error, select, select_loggers
 from poplin.strategies.collectives import gather_nested, reduce_nested
 from poplin.strategies.strategy import Strategy
 from poplin.utilities.apply_func import move_data_to_device
@@ -315,7 +315,8 @@ class Fabric:
 
         Args:
             tensor: the loss.
-            args, kwargs: handed on to ``Tensor.backward``.
+            *args: handed on to ``Tensor.backward``.
+            **kwargs: handed on to ``Tensor.backward``.
             model: the set-up module whose engine runs it; needed where several engines exist.
 
         Raises:
@@ -586,7 +587,8 @@ class Fabric:
 
         Args:
             function: gets this Fabric first.
-            args, kwargs: handed on to it.
+            *args: handed on to it.
+            **kwargs: handed on to it.
 
         Returns:
             Rank 0's result where this process spawned the ranks; each process's own where every rank runs the script.

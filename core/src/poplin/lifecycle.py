@@ -76,7 +76,8 @@ def require_processes(fabric: Fabric, method: str) -> None:
         raise UsageError(f"This Fabric is closed: {method}() can't be called any more. Make a new one.")
     raise NotLaunchedError(
         f"{method}() needs the processes of {type(fabric.strategy).__name__}, and they are not launched. Call "
-        "fabric.launch() first, or fabric.launch(main) with a function main(fabric), or start the script with `poplin run`."
+        "fabric.launch() first, or fabric.launch(main) with a function main(fabric), or start the script with "
+        "`poplin run`."
     )
 
 

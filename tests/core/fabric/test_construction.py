@@ -30,7 +30,7 @@ def test_what_was_chosen_can_be_read_and_explained(fabric):
 
 def test_without_a_logger_the_error_says_so(fabric):
     with pytest.raises(IndexError, match="no logger"):
-        fabric.logger  # noqa: B018
+        fabric.logger
     fabric.log("loss", 1.0)  # nothing to do is fine
 
 

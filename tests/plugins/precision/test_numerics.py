@@ -173,7 +173,9 @@ def test_what_is_marked_keeps_its_dtype_and_its_value():
         assert bias.dtype is torch.float32
         assert torch.equal(bias, torch.full((2,), 1 / 3))
         assert model.table is table
-        assert all(tensor.is_floating_point() is False or tensor.dtype is torch.float32 for tensor in model.norm.buffers())
+        assert all(
+            tensor.is_floating_point() is False or tensor.dtype is torch.float32 for tensor in model.norm.buffers()
+        )
         assert model.norm.weight.dtype is torch.float32
 
 

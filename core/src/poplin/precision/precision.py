@@ -55,7 +55,7 @@ class Precision(Extension):
         return nullcontext()
 
     def forward_context(self) -> AbstractContextManager[Any]:
-        """Context around each forward. Called per forward, if ``autocasts``, and by ``Fabric.autocast``."""
+        """Context around each forward. Called per forward, if it is overridden, and by ``Fabric.autocast``."""
         return nullcontext()
 
     def convert_input(self, data: Any) -> Any:

@@ -13,7 +13,7 @@ from torch import nn
 from poplin.errors import ArgumentTypeError, ArgumentValueError, UnknownMethodError, UsageError
 from poplin.precision.precision import Precision
 from poplin.strategies.strategy import Strategy
-from poplin.wrappers.passage import BackwardGuard, Run, WatchForBypass, build_run, running
+from poplin.wrappers.passage import BackwardGuard, Run, WatchForBypass, build_run, running, runs_in_context
 from poplin.wrappers.sharing import (
     USER_CLASS,
     Shared,
@@ -71,7 +71,7 @@ class ModuleLink:
     def shape(self) -> Shape:
         """What the made class must do."""
         changed = self.forward_module is not self.original
-        precise = self.precision.autocasts or self.precision.converts_data or self.guard is not None
+        precise = runs_in_context(self.precision) or self.precision.converts_data or self.guard is not None
         strategy = self.strategy
         guarded = strategy is not None and strategy.needs_forward
         return Shape(

@@ -81,9 +81,14 @@ def _accumulates() -> bool:
     return False
 
 
+def runs_in_context(precision: Precision) -> bool:
+    """Whether a forward runs in the precision's context: an autocast, or one of its own."""
+    return precision.autocasts or type(precision).forward_context is not Precision.forward_context
+
+
 def build_run(precision: Precision, guard: BackwardGuard | None) -> Run:
     """The function that a forward or a marked method goes through."""
-    context = precision.forward_context if precision.autocasts else None
+    context = precision.forward_context if runs_in_context(precision) else None
     converts = precision.converts_data
     if context is None and not converts and guard is None:
         return _directly

@@ -6,9 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from poplin_precision.mixed import MixedPrecision as MixedPrecision
     from poplin_precision.double import DoublePrecision as DoublePrecision
     from poplin_precision.half import HalfPrecision as HalfPrecision
+    from poplin_precision.mixed import MixedPrecision as MixedPrecision
 
 __version__ = "0.1.0"
 __all__ = ["DoublePrecision", "HalfPrecision", "MixedPrecision"]
