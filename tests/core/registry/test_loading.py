@@ -279,7 +279,7 @@ def test_a_forked_process_counts_as_a_new_one(run, tmp_path):
         find("strategies", "acme")
         held = threading.Event()
         def hold():  # a lock that is held at the moment of the fork by a thread that the child has not
-            with REGISTRY._lock, REGISTRY.host._lock, REGISTRY._live._lock:
+            with REGISTRY._lock, REGISTRY.host._lock, REGISTRY.conversation._live._lock, REGISTRY.owners._lock, REGISTRY.complaints._lock:
                 held.set(); threading.Event().wait(2)
         threading.Thread(target=hold, daemon=True).start()
         held.wait()

@@ -12,6 +12,7 @@ from poplin.registry.controls import block
 from poplin.registry.face import (
     ambient,
     callback_factories,
+    control_hits,
     failures,
     find,
     install_runtime_table,
@@ -44,6 +45,7 @@ __all__ = [
     "ambient",
     "block",
     "callback_factories",
+    "control_hits",
     "failures",
     "find",
     "hookimpl",

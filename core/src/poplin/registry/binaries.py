@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import re
 
 from poplin.registry.compatibility import requires_of
@@ -21,8 +20,8 @@ _SIGNS = re.compile(
 def diagnosed(failure: Failure) -> Failure:
     """The same failure, at the stage of its own if its cause is a binary made for another torch."""
     cause = _binary_cause(failure.error)
-    if cause is None:
-        return failure
+    if cause is None or _innermost_modules(cause)[:1] == ["torch"]:
+        return failure  # in the second case, it is the installed torch itself that can't be imported
     owner = failure.provider.distribution
     built_for = _built_for(owner) or _built_for(_owner_of(cause))
     wanted = f"it is built for {built_for}" if built_for else "it does not say for which"
@@ -42,6 +41,8 @@ def _binary_cause(error: BaseException | None) -> BaseException | None:
 
 def _built_for(distribution: str | None) -> str:
     """The torch that a distribution requires, as its metadata has it."""
+    import importlib.metadata  # when something has failed: not earlier, it takes its time
+
     if distribution is None:
         return ""
     try:
@@ -53,23 +54,32 @@ def _built_for(distribution: str | None) -> str:
 
 def _owner_of(error: BaseException) -> str | None:
     """The distribution whose module failed to load."""
-    modules = [str(getattr(error, "name", None) or "")]
-    step = error.__traceback__
-    while step is not None:  # the innermost frame of a package is the one that loaded the binary
-        modules.insert(0, str(step.tb_frame.f_globals.get("__name__", "")))
-        step = step.tb_next
+    import importlib.metadata
+
     try:
         owners = importlib.metadata.packages_distributions()
     except Exception:  # other packages' metadata may be in any state
         return None
-    for module in modules:
+    for module in [*_innermost_modules(error), str(getattr(error, "name", None) or "")]:
         top = module.partition(".")[0]
         if top in owners and top not in ("poplin", "importlib"):
             return owners[top][0]
     return None
 
 
+def _innermost_modules(error: BaseException) -> list[str]:
+    """The modules that an error passed through; that which loaded the binary comes first."""
+    modules: list[str] = []
+    step = error.__traceback__
+    while step is not None:
+        modules.insert(0, str(step.tb_frame.f_globals.get("__name__", "")))
+        step = step.tb_next
+    return [module for module in modules if not module.startswith(("importlib", "_frozen_importlib"))]
+
+
 def _version(distribution: str) -> str:
+    import importlib.metadata
+
     try:
         return str(importlib.metadata.version(distribution))
     except importlib.metadata.PackageNotFoundError:

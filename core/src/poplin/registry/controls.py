@@ -35,6 +35,10 @@ class Word(NamedTuple):
             return by_name and fold(wanted.distribution) == fold(distribution)
         return by_name or fold(wanted.name) == fold(distribution)
 
+    def is_name(self, name: str) -> bool:
+        """Whether it means ``name`` rather than a distribution."""
+        return self.reference is not None and fold(self.reference.name) == fold(name)
+
 
 class Controls(NamedTuple):
     """What the environment says about plugins."""
@@ -53,12 +57,13 @@ class Controls(NamedTuple):
         """Why this offer may not take part; empty if it may."""
         for word in self.block:
             if word.matches(kind, name, distribution):
-                return f"blocked by {BLOCK} ({word.text!r})"
+                what = "this name" if word.is_name(name) else f"the distribution {distribution}"
+                return f"blocked by {BLOCK}={word.text} ({what})"
         if self.allow is None or distribution in (CORE, RUNTIME):
             return ""  # the built-ins, and what the script itself registers, need no permission
         if any(word.matches(kind, name, distribution) for word in self.allow):
             return ""
-        return f"not in the allow-list {ALLOW}={', '.join(word.text for word in self.allow)!r}"
+        return f"not in the allow-list {ALLOW}={','.join(word.text for word in self.allow)}"
 
 
 def read_controls(environ: Mapping[str, str] | None = None) -> Controls:

@@ -90,6 +90,8 @@ def scan(path: Sequence[str]) -> Scan:
         for record in _records(place, remarks):
             by_name.setdefault(fold(record.name), []).append(record)
     for records in by_name.values():
+        if len(records) == 1 and not _declares(records[0]):
+            continue  # the rule, a thousand times: one open() is all that it costs
         for record in records:
             if not _is_readable(record, thoroughly=len(records) > 1):
                 remarks.append(Remark(record.path, "its metadata is missing, empty or names no distribution"))
@@ -115,24 +117,31 @@ def _real(path: Sequence[str]) -> Iterator[str]:
 
 def _records(place: str, remarks: list[Remark]) -> Iterator[_Record]:
     try:
-        # a dist-info before an egg-info: a newer pip wrote it
-        children = sorted(os.listdir(place), key=lambda child: (child.lower().endswith(".egg-info"), child))
+        children = [child for child in os.listdir(place) if child[-5:].lower() == "-info"]
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
         remarks.append(Remark(place, f"the folder can't be read: {error.strerror or error}"))
         return
     inside_egg = place.lower().endswith(".egg")
-    for child in children:
+    # a dist-info before an egg-info: a newer pip wrote it
+    for child in sorted(children, key=lambda child: (child.lower().endswith(".egg-info"), child)):
         lower = child.lower()
         if lower.endswith((".dist-info", ".egg-info")):
             name, _, rest = child[: -len(".dist-info")].partition("-")
             if name and not name.startswith("~"):  # pip renames what it is about to remove
-                yield _Record(os.path.join(place, child), name, rest.partition("-")[0], lower.endswith(".egg-info"))
+                version = rest.partition("-")[0]
+                yield _Record(f"{place}{os.sep}{child}", name, version, lower.endswith(".egg-info"))
         elif inside_egg and lower == "egg-info":
             name, _, rest = os.path.basename(place)[: -len(".egg")].partition("-")
             if name:
                 yield _Record(os.path.join(place, child), name, rest.partition("-")[0], True)
+
+
+def _declares(record: _Record) -> bool:
+    """Whether a record may declare something for Poplin: a quick look, that reads one file at most."""
+    raw = _read(f"{record.path}{os.sep}entry_points.txt")
+    return any(sign in raw for sign in _SIGNS)
 
 
 def _metadata_file(record: _Record) -> str:
@@ -163,8 +172,6 @@ def _read(file: str) -> bytes:
 def _distribution(record: _Record, remarks: list[Remark]) -> Distribution | None:
     """What a record declares for Poplin; None if that is nothing."""
     raw = _read(os.path.join(record.path, "entry_points.txt"))
-    if not any(sign in raw for sign in _SIGNS):
-        return None
     entries = _entries(raw, os.path.join(record.path, "entry_points.txt"), remarks)
     if not entries:
         return None
@@ -179,7 +186,7 @@ def _entries(raw: bytes, file: str, remarks: list[Remark]) -> tuple[Entry, ...]:
     """The entries of the groups that Poplin reads, each once, in sorted order."""
     entries: set[Entry] = set()
     group = ""
-    for line in raw.decode("utf-8-sig", errors="replace").splitlines():
+    for line in _text(raw).splitlines():
         line = line.strip()
         if not line or line[0] in "#;":
             continue
@@ -201,7 +208,7 @@ def _head(raw: bytes) -> _Head:
     """Read the header of METADATA or PKG-INFO by hand: the email parser would take longer than all the rest."""
     name = version = ""
     requires: list[str] = []
-    for line in raw.decode("utf-8-sig", errors="replace").splitlines():
+    for line in _text(raw).splitlines():
         if not line.strip():
             break
         key, _, value = line.partition(":")
@@ -218,10 +225,15 @@ def _head(raw: bytes) -> _Head:
     return _Head(name, version, tuple(requires))
 
 
+def _text(raw: bytes) -> str:
+    """Whatever stands in a file, as text; a byte-order mark is left out."""
+    return raw.removeprefix(b"\xef\xbb\xbf").decode("utf-8", errors="replace")
+
+
 def _egg_requires(raw: bytes) -> tuple[str, ...]:
     """The unconditional requirements in an egg-info's ``requires.txt``: those before the first section."""
     lines: list[str] = []
-    for line in raw.decode("utf-8", errors="replace").splitlines():
+    for line in _text(raw).splitlines():
         if line.strip().startswith("["):
             break
         if line.strip():

@@ -106,6 +106,12 @@ def failures() -> list[Failure]:
     return REGISTRY.failures()
 
 
+def control_hits() -> dict[str, list[str]]:
+    """What each word of the controls means here: ``VARIABLE=word`` → the names that it hits. None: no effect."""
+    hits = REGISTRY.catalogue(warn_of_controls=False).hits()
+    return {f"{word.variable}={word.text}": names for word, names in hits.items()}
+
+
 def is_strict() -> bool:
     """Whether a plugin that fails is an error where it would be a warning (``POPLIN_STRICT_PLUGINS``)."""
     return REGISTRY.is_strict()
@@ -228,7 +234,7 @@ def _require_no_role(kind: str, name: str) -> None:
 
 
 def _require_not_built_in(kind: str, name: str) -> None:
-    for offer in REGISTRY.catalogue().named(kind, name):
+    for offer in REGISTRY.catalogue(warn_of_controls=False).named(kind, name):
         if offer.provider.distribution == CORE:
             raise NameConflictError(
                 f"{kind}/{offer.name} is built into {CORE} and can't be replaced. Register yours under another name."

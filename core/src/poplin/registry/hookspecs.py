@@ -159,7 +159,7 @@ def select_strategy(
     Returns:
         The name that counts or None, and each plugin's answer in the order of asking, errors included.
     """
-    outcome, answers = REGISTRY.ask(
+    outcome, answers = REGISTRY.conversation.ask(
         "poplin_select_strategy",
         REGISTRY.role_providers("strategies", "auto") + REGISTRY.ambient_providers(),
         accelerator=accelerator,
@@ -184,7 +184,7 @@ def redirect_strategy(
         The other name or None, and each plugin's answer in the order of asking, errors included.
     """
     known = [provider for provider in providers if provider is not None]
-    outcome, answers = REGISTRY.ask(
+    outcome, answers = REGISTRY.conversation.ask(
         "poplin_redirect_strategy", known + REGISTRY.ambient_providers(), name=name, accelerator=accelerator
     )
     return _first_name(outcome), answers
@@ -199,22 +199,22 @@ def check_selection(selection: Selection) -> list[Answer]:
     Raises:
         SelectionError: one of them did.
     """
-    return REGISTRY.ask("poplin_check_selection", REGISTRY.ambient_providers(), selection=selection)[1]
+    return REGISTRY.conversation.ask("poplin_check_selection", REGISTRY.ambient_providers(), selection=selection)[1]
 
 
 def fabric_created(fabric: Fabric) -> list[Answer]:
     """Tell every loaded plugin. What one raises is a warning that names it."""
-    return REGISTRY.tell("poplin_fabric_created", fabric)
+    return REGISTRY.conversation.tell("poplin_fabric_created", fabric)
 
 
 def processes_launched(fabric: Fabric) -> list[Answer]:
     """Tell every loaded plugin. What one raises is a warning that names it."""
-    return REGISTRY.tell("poplin_processes_launched", fabric)
+    return REGISTRY.conversation.tell("poplin_processes_launched", fabric)
 
 
 def fabric_closed(fabric: Fabric) -> list[Answer]:
     """Tell every loaded plugin. What one raises is a warning that names it."""
-    return REGISTRY.tell("poplin_fabric_closed", fabric)
+    return REGISTRY.conversation.tell("poplin_fabric_closed", fabric)
 
 
 def _first_name(outcome: Any) -> str | None:

@@ -82,6 +82,10 @@ class PluginHost:
             declared: kind → the names that metadata declares for it; None for a built-in, which has no metadata.
             ambient: whether it is declared as ambient.
         """
+        with self._lock:
+            known = self._outcomes.get(provider.key)
+            if known is not None and known.provider != provider:
+                self.drop(provider.key)  # another version of the distribution comes first on the path by now
         return self.once(provider.key, provider, lambda: self._load(provider, declared, ambient))
 
     def once(self, key: str, provider: Provider, load: Callable[[], T]) -> T | Failure:

@@ -22,6 +22,10 @@ class Owners:
         self._lock = threading.Lock()
         self._classes: weakref.WeakKeyDictionary[type[Any], Provider] = weakref.WeakKeyDictionary()
 
+    def after_fork(self) -> None:
+        """Nobody else holds the lock in a new process."""
+        self._lock = threading.Lock()
+
     def note(self, cls: type[Any], provider: Provider) -> None:
         """``cls`` came out of an offer of ``provider``; the first one counts."""
         with self._lock:

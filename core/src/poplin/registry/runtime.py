@@ -39,8 +39,8 @@ class Registrations:
     """All that the script registered, by kind and name."""
 
     def __init__(self) -> None:
-        #: Changes with every change.
-        self.version = 0
+        #: Another object after every change.
+        self.version = object()
         self.names: dict[tuple[str, str], Registration] = {}
         self.objects: list[tuple[Any, Loaded]] = []
 
@@ -52,7 +52,7 @@ class Registrations:
         """
         self.require_free(registration, override)
         self.names[registration.kind, fold(registration.name)] = registration
-        self.version += 1
+        self.version = object()
 
     def require_free(self, registration: Registration, override: bool) -> None:
         """Refuse a name that already stands for something else.
@@ -84,7 +84,7 @@ class Registrations:
         self.objects.append((plugin, loaded))
         for registration in registrations:
             self.add(registration, override=False)
-        self.version += 1
+        self.version = object()
 
     def loaded_of(self, plugin: Any) -> Loaded | None:
         """The record of a registered plugin object."""
@@ -124,7 +124,7 @@ class Registrations:
                 f"{kind}/{name} is offered by the plugin {present.provider.target}: unregister that object as a whole."
             )
         del self.names[kind, fold(name)]
-        self.version += 1
+        self.version = object()
 
     def remove_object(self, plugin: Any) -> Loaded:
         """Take out a plugin object with all its offers.
@@ -139,7 +139,7 @@ class Registrations:
         self.names = {
             key: one for key, one in self.names.items() if not (one.of_object and one.provider == loaded.provider)
         }
-        self.version += 1
+        self.version = object()
         return loaded
 
 

@@ -6,23 +6,23 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Iterable
 from typing import Any
 
 from poplin.errors import BrokenPluginError
-from poplin.registry import calling, catalogue, discovery, factories
+from poplin.registry import catalogue, discovery, factories
+from poplin.registry.binaries import diagnosed
 from poplin.registry.catalogue import BLOCKED, INCOMPATIBLE, Catalogue, Offer
-from poplin.registry.controls import ALLOW, BLOCK, STRICT, Word, read_controls
+from poplin.registry.complaints import Complaints
+from poplin.registry.controls import ALLOW, BLOCK, STRICT, read_controls
+from poplin.registry.conversation import Conversation
 from poplin.registry.kinds import AMBIENT, CALLBACKS, KINDS
-from poplin.registry.lifecycle import LiveFabrics
 from poplin.registry.lookup import locate
 from poplin.registry.manager import Loaded, PluginHost
-from poplin.registry.notices import warn
+from poplin.registry.names import fold
 from poplin.registry.owners import Owners
 from poplin.registry.records import (
     CORE,
     RUNTIME,
-    Answer,
     CallbackFactory,
     Failure,
     Found,
@@ -42,13 +42,14 @@ class Registry:
         self._lock = threading.RLock()
         self._scan: tuple[Any, discovery.Scan] | None = None
         self._catalogue: tuple[Any, Catalogue] | None = None
+        self._controls_checked = False
         self._host: PluginHost | None = None
         self.own = Registrations()
         self.owners = Owners()
-        self._live = LiveFabrics()
+        self.complaints = Complaints()
+        self.conversation = Conversation(lambda: self.host, self.load, self.catalogue, self.complaints)
         self._looked_up: set[tuple[str, str, str]] = set()
         self._offer_failures: dict[tuple[str, str, str], Failure] = {}
-        self._warned: set[Any] = set()
         os.register_at_fork(after_in_child=self._after_fork)
 
     # --- what there is
@@ -58,7 +59,7 @@ class Registry:
         """The host of the plugins."""
         with self._lock:
             if self._host is None:
-                self._host = PluginHost(importlib.import_module(_SPECS), self._tell_of_live_fabrics)
+                self._host = PluginHost(importlib.import_module(_SPECS), self.conversation.catch_up)
             return self._host
 
     def scan(self) -> discovery.Scan:
@@ -69,27 +70,39 @@ class Registry:
                 self._scan = (key, discovery.scan(sys.path))
             return self._scan[1]
 
-    def catalogue(self) -> Catalogue:
-        """All that can be looked up, under the controls that are in force now."""
+    def catalogue(self, warn_of_controls: bool = True) -> Catalogue:
+        """All that can be looked up, under the controls that are in force now.
+
+        Args:
+            warn_of_controls: whether a control that matches nothing is warned about. (Not while a script registers
+                what it may be about.)
+        """
         variables = tuple(os.environ.get(variable) for variable in (ALLOW, BLOCK, STRICT))
         with self._lock:
             found = self.scan()
-            key = (id(found), variables, self.own.version)
-            if self._catalogue is not None and self._catalogue[0] == key:
-                return self._catalogue[1]
-            from poplin import __version__
+            key = (found, variables, self.own.version)
+            if self._catalogue is None or self._catalogue[0] != key:
+                self._catalogue = (key, self._new_catalogue(found))
+                self._controls_checked = False
+            current = self._catalogue[1]
+            to_check = warn_of_controls and not self._controls_checked
+            self._controls_checked = self._controls_checked or to_check
+        if to_check:
+            self.complaints.of_controls(current)
+        return current
 
-            distributions = [one for one in found.distributions if one.name != CORE]
-            declared = [
-                *self._built_in(__version__),
-                *catalogue.declared_offers(distributions),
-                *catalogue.own_offers(self.own),
-            ]
-            incompatible = catalogue.incompatible_distributions(distributions, __version__)
-            new = Catalogue(declared, read_controls(), incompatible)
-            self._catalogue = (key, new)
-            self.host.set_blocked(new.blocked_plugins)
-        self._warn_of_unmatched(new)
+    def _new_catalogue(self, found: discovery.Scan) -> Catalogue:
+        from poplin import __version__
+
+        distributions = [one for one in found.distributions if fold(one.name) not in (CORE, RUNTIME)]
+        declared = [
+            *self._built_in(__version__),
+            *catalogue.declared_offers(distributions),
+            *catalogue.own_offers(self.own),
+        ]
+        incompatible = catalogue.incompatible_distributions(distributions, __version__)
+        new = Catalogue(declared, read_controls(), incompatible)
+        self.host.set_blocked(new.blocked_plugins)
         return new
 
     def refresh(self) -> None:
@@ -99,7 +112,7 @@ class Registry:
             self._scan = self._catalogue = None
             self._offer_failures.clear()
             self._looked_up.clear()
-            self._warned.clear()
+            self.complaints.forget()
             self.host.drop_installed()
 
     def _built_in(self, version: str) -> list[Offer]:
@@ -146,9 +159,6 @@ class Registry:
         return Found(offer.kind, offer.name, offer.provider, make, self._note_failure, self.owners.note)
 
     def _note_failure(self, failure: Failure) -> Failure:
-        from poplin.registry.binaries import diagnosed
-        from poplin.registry.names import fold
-
         failure = diagnosed(failure)
         self._offer_failures[failure.kind or "", fold(failure.name or ""), failure.provider.key] = failure
         return failure
@@ -195,7 +205,7 @@ class Registry:
         current = self.catalogue()
         for offer in current.of_kind(AMBIENT):
             if offer.status == INCOMPATIBLE:
-                self._warn_once(
+                self.complaints.once(
                     (INCOMPATIBLE, offer.provider.key), f"The plugin {offer.provider} is left out: {offer.reason}."
                 )
         return [offer.provider for offer in current.of_kind(AMBIENT) if offer.is_usable]
@@ -203,7 +213,7 @@ class Registry:
     def load_ambient(self) -> None:
         """Load the ambient plugins, each once. One that fails is a warning that names it; in strict mode, an error."""
         for provider in self.ambient_providers():
-            self._load_or_warn(provider)
+            self.conversation.load_or_complain(provider)
 
     def callback_factories(self) -> list[CallbackFactory]:
         """The functions of installed packages that make callbacks, each once."""
@@ -250,93 +260,7 @@ class Registry:
             return (offer.kind, offer.folded, offer.provider.key) in self._looked_up
         return offer.provider.distribution == RUNTIME or self.host.outcome(offer.provider.key) is not None
 
-    # --- hooks
-
-    def ask(self, hook: str, providers: Iterable[Provider], /, **arguments: Any) -> tuple[Any, list[Answer]]:
-        """Call a selection hook of these plugins, in this order; one that fails is taken out, and the rest asked again.
-
-        Returns:
-            The outcome, and each plugin's answer in the order of asking; then those that failed.
-        """
-        failed: list[Answer] = []
-        plugins: list[Loaded] = []
-        for provider in dict.fromkeys(providers):
-            loaded = self._load_or_warn(provider)
-            if isinstance(loaded, Failure):
-                failed.append(Answer(provider, None, loaded.error))
-            elif loaded.implements(hook) and all(loaded.plugin is not other.plugin for other in plugins):
-                plugins.append(loaded)
-        while True:
-            outcome = calling.call(self.host.specs, hook, plugins, arguments)
-            culprit = outcome.culprit
-            if culprit is None or culprit.error is None:
-                return outcome.value, [*outcome.answers, *failed]
-            failed.append(culprit)
-            plugins = [loaded for loaded in plugins if loaded.provider != culprit.provider]
-            self._quarantine(Failure(culprit.provider, f"call of {hook}", culprit.error))
-
-    def tell(self, hook: str, fabric: Any) -> list[Answer]:
-        """Call a lifecycle hook of every registered plugin, one by one; what one raises is a warning."""
-        self._live.note(hook, fabric)
-        blocked = self.catalogue().blocked_keys
-        plugins = sorted(self.host.loaded(), key=lambda loaded: catalogue.rank(loaded.provider))
-        return [
-            self._tell_one(loaded, hook, fabric)
-            for loaded in plugins
-            if loaded.implements(hook) and loaded.provider.key not in blocked
-        ]
-
-    def _tell_one(self, loaded: Loaded, hook: str, fabric: Any) -> Answer:
-        try:
-            self.host.call_one(hook, loaded.plugin, fabric=fabric)
-        except (Exception, SystemExit) as error:
-            failure = Failure(loaded.provider, f"call of {hook}", error)
-            self.host.quarantine(failure)
-            self._warn_of_failure(failure)
-            return Answer(loaded.provider, None, error)
-        return Answer(loaded.provider, None)
-
-    def _tell_of_live_fabrics(self, loaded: Loaded) -> None:
-        def tell(hook: str, fabric: Any) -> None:
-            if loaded.implements(hook):
-                self._tell_one(loaded, hook, fabric)
-
-        self._live.replay(tell)
-
-    # --- what fails
-
-    def _load_or_warn(self, provider: Provider) -> Loaded | Failure:
-        loaded = self.load(provider)
-        if isinstance(loaded, Failure) and loaded.stage != BLOCKED:
-            self._raise_or_warn(loaded)
-        return loaded
-
-    def _quarantine(self, failure: Failure) -> None:
-        self.host.quarantine(failure)
-        self._raise_or_warn(failure)
-
-    def _raise_or_warn(self, failure: Failure) -> None:
-        if self.is_strict():
-            raise broken(failure) from failure.error
-        self._warn_of_failure(failure)
-
-    def _warn_of_failure(self, failure: Failure) -> None:
-        self._warn_once(
-            (failure.provider.key, failure.stage),
-            f"{broken(failure)}\nThe run goes on without it. (POPLIN_STRICT_PLUGINS=1 makes this an error.)",
-        )
-
-    def _warn_of_unmatched(self, current: Catalogue) -> None:
-        for word, hits in current.hits().items():
-            if not hits:
-                self._warn_once(("control", word.variable, word.text), _unmatched(current, word))
-
-    def _warn_once(self, key: Any, message: str) -> None:
-        with self._lock:
-            if key in self._warned:
-                return
-            self._warned.add(key)
-        warn(message)
+    # --- what failed
 
     def failures(self) -> list[Failure]:
         """All that failed: plugins, and single offers."""
@@ -348,24 +272,11 @@ class Registry:
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()
-        self._live.after_fork()
+        self.conversation.after_fork()
+        self.owners.after_fork()
         if self._host is not None:
             self._host.after_fork()
-        self._warned.clear()
-
-
-def _unmatched(current: Catalogue, word: Word) -> str:
-    import difflib
-
-    from poplin.registry.names import fold
-
-    if word.reference is None:
-        return f"{word.variable}: {word.text!r} can't be read and has no effect. The form is [kind/][dist:]name."
-    words = {fold(offer.name): offer.name for offer in current.offers}
-    words |= {fold(offer.provider.distribution): offer.provider.distribution for offer in current.offers}
-    close = difflib.get_close_matches(fold(word.reference.name), list(words), n=3)
-    hint = f" Did you mean {' or '.join(repr(words[match]) for match in close)}?" if close else ""
-    return f"{word.variable}: {word.text!r} matches no installed plugin and no name, so it has no effect.{hint}"
+        self.complaints.forget()
 
 
 #: The registry of this process.
