@@ -38,7 +38,8 @@ def test_the_change_to_a_raw_loop(tmp_path):
     (tmp_path / "train.py").write_text("\n".join(after))
     run("raw.py", cwd=tmp_path)
     assert re.fullmatch(r"loss \d+\.\d+\n", run("train.py", cwd=tmp_path))
-    two = run(*"-m poplin run --accelerator cpu --devices 2 train.py".split(), cwd=tmp_path)
+    command = re.search(r"`poplin (run .*? train.py)`", README)[1]
+    two = run("-m", "poplin", *command.split(), cwd=tmp_path)
     assert re.search(r"^loss \d+\.\d+$", two, flags=re.MULTILINE)
 
 
