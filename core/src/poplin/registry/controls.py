@@ -27,6 +27,8 @@ class Word(NamedTuple):
 
     def matches(self, kind: str, name: str, distribution: str) -> bool:
         """Whether it means this offer: by its name, or by its distribution's."""
+        if fold(self.text) == fold(name):
+            return True  # the name of an ambient plugin or a factory may have any form
         wanted = self.reference
         if wanted is None or (wanted.kind is not None and wanted.kind != kind):
             return False

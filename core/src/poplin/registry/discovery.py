@@ -18,6 +18,8 @@ from poplin.registry.names import fold
 
 #: A value of an entry point: ``module``, ``module:attr.attr``, and extras, which are of no use to us.
 _VALUE = re.compile(r"(?P<target>[\w.]+\s*(:\s*[\w.]+)?)\s*(\[.*\])?")
+#: What a distribution may be called.
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 #: A quick look before an ``entry_points.txt`` is taken apart.
 _SIGNS = (b"poplin.", b"callbacks_factory")
 
@@ -179,7 +181,11 @@ def _distribution(record: _Record, remarks: list[Remark]) -> Distribution | None
     requires = head.requires
     if record.is_egg:
         requires += _egg_requires(_read(os.path.join(record.path, "requires.txt")))
-    return Distribution(head.name or record.name, head.version or record.version, record.path, entries, requires)
+    name = head.name if _NAME.fullmatch(head.name) else record.name
+    if not _NAME.fullmatch(name):
+        remarks.append(Remark(record.path, f"{name!r} can't be the name of a distribution"))
+        return None
+    return Distribution(name, head.version or record.version, record.path, entries, requires)
 
 
 def _entries(raw: bytes, file: str, remarks: list[Remark]) -> tuple[Entry, ...]:
@@ -263,6 +269,6 @@ def _elsewhere(path: Sequence[str], by_name: Iterable[str], remarks: list[Remark
         for points, metadata in sorted((points or "", metadata) for points, metadata in texts):
             head = _head(metadata.encode())
             entries = _entries(points.encode(), archive, remarks)
-            if head.name and entries and fold(head.name) not in names:
+            if _NAME.fullmatch(head.name) and entries and fold(head.name) not in names:
                 names.add(fold(head.name))
                 yield Distribution(head.name, head.version, archive, entries, head.requires)

@@ -26,7 +26,7 @@ T = TypeVar("T")
 #: Seconds that a thread waits for another that loads the same plugin, before it loads for itself. (The two can hold
 #: locks that each other needs only where a plugin asks the registry while it is imported; Python's own import locks
 #: then settle it.)
-PATIENCE = 60.0
+PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,14 @@ class PluginHost:
                 return self.once(key, provider, load)
         try:
             outcome = load()
-            with self._lock:
-                outcome = self._outcomes.setdefault(key, outcome)
+            if mine:
+                with self._lock:
+                    self._outcomes[key] = outcome
         finally:
-            with self._lock:
-                self._flights.pop(key, None)
-            flight.landed.set()
+            if mine:
+                with self._lock:
+                    self._flights.pop(key, None)
+                flight.landed.set()
         if mine and isinstance(outcome, Loaded):
             self._on_loaded(outcome)
         return outcome
