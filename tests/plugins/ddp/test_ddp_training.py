@@ -92,8 +92,9 @@ def replicated(clip, micro_batches):
 
 
 def spread(tensor):
-    # how far this rank is from the others
-    return (strategy.all_reduce(tensor.clone(), reduce_op="max") - tensor).abs().max().item()
+    # how far the ranks are from each other
+    highest, lowest = (strategy.all_reduce(tensor.clone(), reduce_op=op) for op in ("max", "min"))
+    return (highest - lowest).max().item()
 
 
 def distance(one, other):
@@ -117,11 +118,11 @@ out["loaded"] = distance(model, reference[None])
 # two modules, one optimizer, one loss: both wait
 first, second = nn.Linear(4, 4), nn.Linear(4, 1)
 pair = [strategy.setup_module(module) for module in (first, second)]
-x = torch.full((2, 4), RANK + 1.0)
+x = torch.full((2, 4), -1.0 if RANK else 1.0)
 with strategy.no_backward_sync(pair[0]), strategy.no_backward_sync(pair[1]):
     strategy.backward(pair[1](pair[0](x)).sum(), None)
 own = [module.weight.grad.clone() for module in (first, second)]
-out["unsynced"] = [spread(grad) > 0.1 for grad in own]
+out["unsynced"] = [spread(grad) > 0.01 for grad in own]
 strategy.backward(pair[1](pair[0](x)).sum(), None)
 out["synced"] = [spread(module.weight.grad) for module in (first, second)]
 with strategy.no_backward_sync(pair[0]):
@@ -208,8 +209,8 @@ def test_state_dicts_speak_the_users_names(ranks: list[Any]) -> None:
 
 
 def test_no_backward_sync_over_several_modules(ranks: list[Any]) -> None:
-    for rank, result in enumerate(ranks):
-        assert result["unsynced"] == [rank + 1 < len(ranks)] * 2  # rank 1's are the greatest
+    for result in ranks:
+        assert result["unsynced"] == [len(ranks) > 1] * 2
         assert max(result["synced"]) < 1e-6
         assert result["restored"] == [False, True]
 

@@ -1,4 +1,4 @@
-"""What each rank was last doing, kept in the group's store, so that a collective that fails can say who is missing."""
+"""Groups as a rank sees them, and the error of a collective that failed: it says which ranks are missing."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import torch.distributed as dist
 
 from poplin.errors import ArgumentTypeError, ArgumentValueError, CollectiveError
 from poplin.strategies.process_group import SharedGroup, parse_spec
+from poplin.strategies.recorder import INTERVAL, Record
 
 #: How long stragglers may take to show up, in seconds, once a collective has failed because a peer is gone.
 STRAGGLER_SECONDS = 2.0
-#: What a rank that has closed its Fabric leaves as its last words.
-LEFT = "left"
 #: Words in torch's messages that say that a peer didn't answer, as opposed to arguments that can't be used.
 _PEER_WORDS = ("timed out", "timeout", "connection", "peer", "socket", "closed", "broken pipe", "reset", "aborted")
 
@@ -43,18 +42,39 @@ class GroupView(NamedTuple):
         return device_type in self.device_types or "*" in self.device_types
 
 
+class Intent:
+    """What a collective is, for people and for comparing: ``"all_reduce sum (10,) float32"``; text only when read."""
+
+    __slots__ = ("_device", "_dtype", "_name", "_shape")
+
+    def __init__(self, name: str, tensor: torch.Tensor | None = None) -> None:
+        self._name = name
+        self._shape = None if tensor is None else tensor.shape
+        self._dtype = None if tensor is None else tensor.dtype
+        self._device = None if tensor is None else tensor.device
+
+    def __str__(self) -> str:
+        if self._shape is None or self._device is None:
+            return self._name
+        where = "" if self._device.type == "cpu" else f" on {self._device.type}"
+        return f"{self._name} {tuple(self._shape)} {str(self._dtype).removeprefix('torch.')}{where}"
+
+
 class Call(NamedTuple):
     """One collective of this rank."""
 
     view: GroupView
     #: How many collectives this rank has begun in this group, with this one.
     number: int
-    #: What it is, for people: ``"all_reduce (10,) float32"``.
-    what: str
+    intent: Intent
+
+    @property
+    def what(self) -> str:
+        return str(self.intent)
 
 
 class CollectiveLog:
-    """Writes down each collective of this rank, and reads what the others wrote when one fails.
+    """Announces each collective of this rank, and reads what the others announced when one fails.
 
     Args:
         shared: the process group of the run.
@@ -63,8 +83,8 @@ class CollectiveLog:
 
     def __init__(self, shared: SharedGroup, rank: int) -> None:
         self.shared = shared
+        self.recorder = shared.recorder
         self.rank = rank
-        self._views: dict[int, GroupView] = {}
 
     def view(self, group: Any | None) -> GroupView:
         """``group`` (None: all processes) as this rank sees it.
@@ -74,9 +94,9 @@ class CollectiveLog:
             ArgumentValueError: this rank isn't in it.
         """
         handle = self.shared.group if group is None else group
-        known = self._views.get(id(handle))
-        if known is None:
-            known = self._views[id(handle)] = self._look(handle)  # the view holds the handle, so the id stays its own
+        known: GroupView | None = self.shared.views.get(id(handle))
+        if known is None:  # the view holds the handle, so the id stays its own
+            known = self.shared.views[id(handle)] = self._look(handle)
         return known
 
     def _look(self, group: Any) -> GroupView:
@@ -92,25 +112,10 @@ class CollectiveLog:
         device_types = frozenset(parse_spec(str(dist.get_backend_config(group))))
         return GroupView(group, str(group.group_name), ranks, ranks.index(self.rank), device_types)
 
-    def begin(self, view: GroupView, what: str) -> Call:
-        """Write down that this rank begins a collective. Costs one message to the store, without an answer."""
-        number = self.shared.sequence.get(view.key, 0) + 1
-        self.shared.sequence[view.key] = number
-        store = self.shared.store
-        if store is not None:
-            try:
-                store.set(f"{view.key}/{self.rank}", f"{number} {what}")
-            except RuntimeError:  # its host is gone: the collective itself will tell
-                pass
-        return Call(view, number, what)
-
-    def leave(self) -> None:
-        """Write down that this rank has closed its Fabric: it will come to no further collective."""
-        if self.shared.store is not None:
-            try:
-                self.shared.store.set(f"{LEFT}/{self.rank}", LEFT)
-            except RuntimeError:
-                pass
+    def begin(self, view: GroupView, name: str, tensor: torch.Tensor | None = None) -> Call:
+        """This rank begins a collective."""
+        intent = Intent(name, tensor)
+        return Call(view, self.recorder.begin(view.key, intent), intent)
 
     def failure(self, call: Call, error: BaseException) -> CollectiveError:
         """The error to raise where torch raised ``error`` from ``call``: with the ranks that are missing."""
@@ -123,63 +128,51 @@ class CollectiveLog:
         timeout = self.shared.timeout
         waited = f" after the timeout of {timeout.total_seconds():g} s" if timed_out and timeout is not None else ""
         told = f"{head}{waited}: {self._culprits(call, timed_out)}"
-        self._give_up(call, told)
+        self.recorder.give_up(call.view.key, call.number, told)
         return CollectiveError(f"{told} torch says: {reason}")
-
-    def _give_up(self, call: Call, told: str) -> None:
-        """Leave word for a rank that comes late and finds nobody."""
-        if self.shared.store is not None:
-            try:
-                self.shared.store.set(f"{call.view.key}/{self.rank}/gave_up", f"{call.number} {told}")
-            except RuntimeError:
-                pass
 
     def _culprits(self, call: Call, timed_out: bool) -> str:
         """Who did not come, as a sentence."""
         others = [rank for rank in call.view.ranks if rank != self.rank]
-        # After a timeout all had their time. When a peer is gone at once, the others may just be a little late.
-        deadline = time.monotonic() + (0.0 if timed_out else STRAGGLER_SECONDS)
-        while True:
-            try:
-                records = {rank: self._read(call.view.key, rank) for rank in others}
-            except RuntimeError:
-                return "the store with the records of all ranks is gone, and with it most likely its host, rank 0."
-            missing = [rank for rank in others if records[rank][0] < call.number]
-            if not missing or time.monotonic() > deadline:
-                break
-            time.sleep(0.1)
+        self.recorder.flush()
+        # After a timeout all had their time, but their records may still be on their way. When a peer is gone at
+        # once, the others may just be a little late.
+        deadline = time.monotonic() + (2 * INTERVAL if timed_out else STRAGGLER_SECONDS)
+        try:
+            while True:
+                records = {rank: self.recorder.read(call.view.key, rank) for rank in others}
+                missing = [rank for rank in others if records[rank].number < call.number]
+                if not missing or time.monotonic() > deadline:
+                    return self._verdict(call, records, missing)
+                time.sleep(INTERVAL / 2)
+        except RuntimeError:
+            return "the store with the records of all ranks is gone, and with it most likely its host, rank 0."
+
+    def _verdict(self, call: Call, records: dict[int, Record], missing: list[int]) -> str:
+        if self.recorder.store is None:
+            return "who is missing is not known, as this process group's store can't be read."
         if missing:
-            told = "; ".join(f"rank {rank} {records[rank][1]}" for rank in missing)
+            told = "; ".join(f"rank {rank} {self._last_seen(rank, records[rank])}" for rank in missing)
             return f"missing {'is rank' if len(missing) == 1 else 'are ranks'} {', '.join(map(str, missing))} ({told})."
-        differing = [rank for rank in others if records[rank][0] == call.number and records[rank][2] != call.what]
+        differing = [
+            rank for rank, record in records.items() if record.number == call.number and record.what != call.what
+        ]
         if differing:
-            told = "; ".join(f"rank {rank} called {records[rank][2]}" for rank in differing)
+            told = "; ".join(f"rank {rank} called {records[rank].what}" for rank in differing)
             return f"the ranks are in different collectives: {told}, and rank {self.rank} {call.what}."
-        for rank in others:
-            if (last_words := self._gave_up(call, rank)) is not None:
-                return f"rank {rank} has given up before: {last_words}"
-        ahead = [rank for rank in others if records[rank][0] > call.number]
+        for rank in records:
+            last_words = self.recorder.gave_up(call.view.key, rank)
+            if last_words.number == call.number:
+                return f"rank {rank} has given up before: {last_words.what}"
+        ahead = [rank for rank, record in records.items() if record.number > call.number]
         told = f"rank(s) {', '.join(map(str, ahead))} went on to a later one" if ahead else "all ranks came to it"
         return f"{told}, and then a connection was lost: a process has probably died."
 
-    def _gave_up(self, call: Call, rank: int) -> str | None:
-        """What ``rank`` said when it gave up this very collective; None if it didn't."""
-        store, key = self.shared.store, f"{call.view.key}/{rank}/gave_up"
-        if store is None or not store.check([key]):
-            return None
-        number, _, told = store.get(key).decode(errors="replace").partition(" ")
-        return told if int(number) == call.number else None
-
-    def _read(self, key: str, rank: int) -> tuple[int, str, str]:
-        """``(number, for people, what)`` of the last collective that ``rank`` left."""
-        store = self.shared.store
-        if store is None:
-            return 0, "left no word: this process group's store can't be read", ""
-        left = " and has closed its Fabric since" if store.check([f"{LEFT}/{rank}"]) else ""
-        if not store.check([f"{key}/{rank}"]):
-            return 0, f"has called no collective of this group{left}", ""
-        number, _, what = store.get(f"{key}/{rank}").decode(errors="replace").partition(" ")
-        return int(number), f"was last in collective {number}, {what}{left}", what
+    def _last_seen(self, rank: int, record: Record) -> str:
+        left = " and has closed its Fabric since" if self.recorder.has_left(rank) else ""
+        if not record.number:
+            return f"has called no collective of this group{left}"
+        return f"was last in collective {record.number}, {record.what}{left}"
 
 
 def _in_short(text: str) -> str:
@@ -190,5 +183,4 @@ def _in_short(text: str) -> str:
 
 def describe(tensor: torch.Tensor) -> str:
     """Shape, dtype and type of device for people."""
-    where = "" if tensor.device.type == "cpu" else f" on {tensor.device.type}"
-    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}{where}"
+    return str(Intent("", tensor)).strip()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import poplin.strategies.frames as frames
 from poplin.errors import ArgumentValueError, CollectiveError
-from poplin.strategies.collective_log import Call, CollectiveLog, GroupView, describe
+from poplin.strategies.collective_log import Call, CollectiveLog, GroupView
 from poplin.strategies.process_group import SharedGroup, require
 from poplin.strategies.reductions import parse_reduce_op, reduce_in_place
 
@@ -61,12 +61,15 @@ class Communicator:
         view = self._view(group, "all_gather")
         if view.size == 1:
             return tensor
-        call = self.log.begin(view, f"all_gather {describe(tensor)}")
-        strided = tensor.layout is torch.strided
-        self._agree(call, f"{call.what}{'' if strided else f' {tensor.layout}'}")
-        if not strided:
+        call = self.log.begin(view, "all_gather", tensor)
+        if tensor.layout is not torch.strided:
+            self._agree(call, f"{call.what} {tensor.layout}")
             raise CollectiveError(f"all_gather takes dense tensors only, and this one is {tensor.layout}.")
-        if sync_grads and tensor.requires_grad and torch.is_grad_enabled():
+        differentiable = sync_grads and tensor.requires_grad and torch.is_grad_enabled()
+        if not differentiable and frames.fits_agreement(tensor) and tensor.device == self._control_device(view):
+            return self._gather_with_agreement(tensor, call)
+        self._agree(call, call.what)
+        if differentiable:
             gathered: Tensor = _GatherWithGradient.apply(tensor, self, call)  # type: ignore[no-untyped-call]
             return gathered
         return self._gather(tensor, call)
@@ -77,7 +80,7 @@ class Communicator:
         view = self._view(group, "all_reduce")
         if view.size == 1:
             return reduce_in_place(tensor, reduction, 1, lambda part, op: None)
-        call = self.log.begin(view, f"all_reduce {reduction.name} {describe(tensor)}")
+        call = self.log.begin(view, f"all_reduce {reduction.name}", tensor)
         if self.checks_all:
             self._agree(call, call.what)
 
@@ -148,14 +151,26 @@ class Communicator:
         Raises:
             CollectiveError: on every rank, with what each is about to do.
         """
+        self._exchange(call, frames.agreement_frame(what).to(self._control_device(call.view)))
+
+    def _gather_with_agreement(self, tensor: Tensor, call: Call) -> Tensor:
+        """A small tensor travels in the frame that says what comes: one message instead of two."""
+        part = _bare(tensor)
+        mine = frames.agreement_frame(call.what).to(part.device)
+        end = frames.INTENT_BYTES + part.nbytes
+        mine[frames.INTENT_BYTES : end] = frames.as_bytes(part)
+        everyone = self._exchange(call, mine)[:, frames.INTENT_BYTES : end].contiguous()
+        return everyone.view(-1).view(part.dtype).view(call.view.size, *part.shape)
+
+    def _exchange(self, call: Call, mine: Tensor) -> Tensor:
+        """Everyone's frame, one a row, once it is sure that they agree in what they are about to do."""
         view = call.view
-        device = self._control_device(view)
-        mine = frames.intent_frame(what).to(device)
-        everyone = torch.empty(view.size * frames.INTENT_BYTES, dtype=torch.uint8, device=device)
-        self._run(call, lambda: frames.all_gather_flat(everyone, mine, group=view.group))
-        if bool((everyone.view(view.size, -1) == mine).all()):
-            return
-        intents = dict(zip(view.ranks, frames.read_intents(everyone.cpu(), view.size), strict=True))
+        flat = torch.empty(view.size * len(mine), dtype=torch.uint8, device=mine.device)
+        self._run(call, lambda: frames.all_gather_flat(flat, mine, group=view.group))
+        everyone = flat.view(view.size, -1)
+        if bool((everyone[:, : frames.INTENT_BYTES] == mine[: frames.INTENT_BYTES]).all()):
+            return everyone
+        intents = dict(zip(view.ranks, frames.read_intents(everyone.cpu()), strict=True))
         told = "; ".join(f"rank {rank}: {intent or '(nothing readable)'}" for rank, intent in intents.items())
         hint = (
             "Pad the tensors to one shape, or gather them as objects."
@@ -176,7 +191,7 @@ class Communicator:
 
     def _gather(self, tensor: Tensor, call: Call) -> Tensor:
         view = call.view
-        part = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        part = _bare(tensor)
         gathered = torch.empty((view.size, *part.shape), dtype=part.dtype, device=part.device)
         if part.numel() == 0:
             return gathered
@@ -190,7 +205,7 @@ class Communicator:
     def _sum_of_own_part(self, stacked: Tensor, call: Call) -> Tensor:
         """The sum over ranks of ``stacked[own index]``: the gradient of a gather."""
         view = call.view
-        parts = stacked.detach().resolve_conj().resolve_neg().contiguous()
+        parts = _bare(stacked)
         if parts.is_complex():
             return torch.view_as_complex(self._sum_of_own_part(torch.view_as_real(parts), call))
         staged = self._staged(parts, view)
@@ -208,18 +223,23 @@ class Communicator:
 
     def _send(self, obj: Any, src: int, call: Call) -> None:
         if frames.is_plain(obj):
-            content = frames.pack_json(frames.tensor_meta(obj))
-            if frames.fits_header(content):
-                self._send_frame(b"T", content, src, call)
+            meta = frames.TensorMeta.of(obj).pack()
+            if frames.fits_header(len(meta) + obj.nbytes + 4):
+                self._send_frame(b"S", frames.small_tensor(meta, _bare(obj).cpu()), src, call)
+                return
+            if frames.fits_header(len(meta)):
+                # The receivers get the header and make room while the tensor is on its way.
+                header = self._send_frame(b"T", meta, src, call, wait=False)
                 self._send_tensor(obj, src, call)
+                self._run(call, header.wait)
                 return
         try:
             packed, tensors = frames.pack(obj)
         except Exception as error:
             reason = f"rank {src} could not pickle a {type(obj).__name__}: {type(error).__name__}: {error}"
-            self._send_frame(b"E", reason.encode()[:900], src, call)
+            self._send_frame(b"E", reason.encode()[:4000], src, call)
             raise CollectiveError(f"Nothing was broadcast: {reason}") from error
-        if frames.fits_header(packed):
+        if frames.fits_header(len(packed)):
             self._send_frame(b"O", packed, src, call)
         else:
             self._send_frame(b"L", len(packed).to_bytes(8, "little"), src, call)
@@ -233,8 +253,10 @@ class Communicator:
         kind, content = frames.read_header(frame.cpu())
         if kind == b"E":
             raise CollectiveError(f"Nothing was broadcast: {content.decode(errors='replace')}")
+        if kind == b"S":
+            return frames.read_small_tensor(content, self.device)
         if kind == b"T":
-            return self._receive_tensor(frames.read_json(content), src, call)
+            return self._receive_tensor(frames.TensorMeta.read(content), src, call)
         packed = content
         if kind == b"L":
             size = int.from_bytes(content, "little")
@@ -249,8 +271,12 @@ class Communicator:
                 f"Rank {self.rank} could not unpickle what rank {src} broadcast: {type(error).__name__}: {error}"
             ) from error
 
-    def _send_frame(self, kind: bytes, content: bytes, src: int, call: Call) -> None:
-        self._broadcast(frames.header_frame(kind, content).to(self._control_device(call.view)), src, call)
+    def _send_frame(self, kind: bytes, content: bytes, src: int, call: Call, wait: bool = True) -> Any:
+        frame = frames.header_frame(kind, content).to(self._control_device(call.view))
+        if wait:
+            self._broadcast(frame, src, call)
+            return None
+        return dist.broadcast(frame, src=src, group=call.view.group, async_op=True)
 
     def _send_bytes(self, data: bytes, src: int, call: Call) -> None:
         self._broadcast(
@@ -258,16 +284,16 @@ class Communicator:
         )
 
     def _send_tensor(self, tensor: Tensor, src: int, call: Call) -> None:
-        part = self._staged(tensor.detach().resolve_conj().resolve_neg().contiguous(), call.view)
+        part = self._staged(_bare(tensor), call.view)
         self._broadcast(_flat(part), src, call)
 
-    def _receive_tensor(self, meta: dict[str, Any], src: int, call: Call) -> Tensor:
-        tensor = frames.make_room(meta, self.device)
+    def _receive_tensor(self, meta: frames.TensorMeta, src: int, call: Call) -> Tensor:
+        tensor = meta.make_room(self.device)
         staged = self._staged(tensor, call.view)
         self._broadcast(_flat(staged), src, call)
         if staged is not tensor:
             tensor.copy_(staged)
-        return tensor.requires_grad_() if meta["grad"] else tensor
+        return tensor.requires_grad_() if meta.grad else tensor
 
     def _broadcast(self, tensor: Tensor, src: int, call: Call) -> None:
         if tensor.numel():
@@ -286,8 +312,13 @@ class _GatherWithGradient(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         communicator: Communicator = ctx.communicator
-        call = communicator.log.begin(ctx.view, f"backward of all_gather {describe(grad[0])}")
+        call = communicator.log.begin(ctx.view, "backward of all_gather", grad[0])
         return communicator._sum_of_own_part(grad, call), None, None
+
+
+def _bare(tensor: Tensor) -> Tensor:
+    """The values, contiguous, without a graph and without pending conjugation."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def _flat(tensor: Tensor) -> Tensor:

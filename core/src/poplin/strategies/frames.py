@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,10 +17,12 @@ from torch import Tensor
 
 from poplin.errors import CollectiveError
 
-#: Bytes of a frame that says what a rank is about to do.
+#: Bytes in which a rank says what it is about to do.
 INTENT_BYTES = 256
-#: Bytes of a frame that goes ahead of a broadcast; small objects travel in it.
-HEADER_BYTES = 1024
+#: Bytes of the frame that holds them; a small tensor to be gathered travels in the rest.
+AGREEMENT_BYTES = 2048
+#: Bytes of a frame that goes ahead of a broadcast; small objects and tensors travel in it.
+HEADER_BYTES = 8192
 _MAGIC = b"Pop1"
 _PREFIX = len(_MAGIC) + 1 + 4
 #: What is larger than this leaves the pickle of an object and travels as a tensor, without a copy.
@@ -32,20 +33,23 @@ all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) o
 reduce_scatter_flat: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def intent_frame(what: str) -> Tensor:
-    """``what`` as a uint8 tensor of :data:`INTENT_BYTES`; a long text is cut, and a digest tells it from its like."""
+def agreement_frame(what: str) -> Tensor:
+    """A uint8 tensor of :data:`AGREEMENT_BYTES` that begins with ``what``; a long text is cut, and keeps a digest."""
     data = what.encode()
     if len(data) > INTENT_BYTES:
         digest = hashlib.blake2b(data, digest_size=8).hexdigest().encode()
         data = data[: INTENT_BYTES - len(digest) - 2] + b"~" + digest
-    return torch.frombuffer(bytearray(data.ljust(INTENT_BYTES, b"\0")), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(data.ljust(AGREEMENT_BYTES, b"\0")), dtype=torch.uint8)
 
 
-def read_intents(frames: Tensor, count: int) -> list[str]:
-    """The texts in ``count`` frames that stand one after the other in a CPU tensor."""
-    data = bytes(frames.numpy())
-    parts = (data[start : start + INTENT_BYTES] for start in range(0, count * INTENT_BYTES, INTENT_BYTES))
-    return [part.rstrip(b"\0").decode(errors="replace") for part in parts]
+def fits_agreement(tensor: Tensor) -> bool:
+    """Whether there is room for ``tensor`` behind the text."""
+    return tensor.nbytes <= AGREEMENT_BYTES - INTENT_BYTES
+
+
+def read_intents(frames: Tensor) -> list[str]:
+    """The texts in frames, one a row, on the CPU."""
+    return [bytes(frame[:INTENT_BYTES].numpy()).rstrip(b"\0").decode(errors="replace") for frame in frames]
 
 
 def header_frame(kind: bytes, content: bytes) -> Tensor:
@@ -72,35 +76,61 @@ def read_header(frame: Tensor) -> tuple[bytes, bytes]:
     return kind, data[_PREFIX : _PREFIX + length]
 
 
-def fits_header(content: bytes) -> bool:
-    """Whether ``content`` has room in a header."""
-    return len(content) <= HEADER_BYTES - _PREFIX
+def fits_header(size: int) -> bool:
+    """Whether a header has room for so many bytes."""
+    return size <= HEADER_BYTES - _PREFIX
 
 
-def tensor_meta(tensor: Tensor) -> dict[str, Any]:
-    """What a receiver must know to make room for ``tensor``. JSON-able."""
-    return {
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "shape": list(tensor.shape),
-        "on_device": tensor.device.type != "cpu",
-        "grad": tensor.requires_grad and tensor.is_leaf,
-    }
+def as_bytes(tensor: Tensor) -> Tensor:
+    """A contiguous tensor of any dtype as uint8, in the same memory."""
+    return tensor.view(-1).view(torch.uint8)
 
 
-def pack_json(value: Any) -> bytes:
-    """``value`` as bytes."""
-    return json.dumps(value).encode()
+def small_tensor(meta: bytes, tensor: Tensor) -> bytes:
+    """A tensor and its :class:`TensorMeta`, packed, for a header."""
+    return len(meta).to_bytes(4, "little") + meta + bytes(as_bytes(tensor).numpy())
 
 
-def read_json(data: bytes) -> Any:
-    """What :func:`pack_json` was given."""
-    return json.loads(data)
+def read_small_tensor(content: bytes, device: torch.device) -> Tensor:
+    """What :func:`small_tensor` was given."""
+    end = 4 + int.from_bytes(content[:4], "little")
+    meta = TensorMeta.read(content[4:end])
+    if end == len(content):
+        tensor = meta.make_room(device)
+    else:
+        tensor = torch.frombuffer(bytearray(content[end:]), dtype=meta.dtype).view(meta.shape)
+        tensor = tensor.to(device) if meta.on_device else tensor
+    return tensor.requires_grad_() if meta.grad else tensor
 
 
-def make_room(meta: dict[str, Any], device: torch.device) -> Tensor:
-    """An uninitialised tensor as ``meta`` says; on ``device`` if it comes from a device, else on the CPU."""
-    dtype = getattr(torch, meta["dtype"])
-    return torch.empty(meta["shape"], dtype=dtype, device=device if meta["on_device"] else "cpu")
+class TensorMeta(NamedTuple):
+    """What a receiver must know to make room for a tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    on_device: bool
+    grad: bool
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorMeta:
+        """That of ``tensor``."""
+        grad = tensor.requires_grad
+        return cls(tensor.dtype, tuple(tensor.shape), tensor.device.type != "cpu", grad and tensor.is_leaf)
+
+    def pack(self) -> bytes:
+        """As bytes."""
+        numbers = (self.on_device, self.grad, *self.shape)
+        return f"{str(self.dtype).removeprefix('torch.')} {' '.join(map(str, map(int, numbers)))}".encode()
+
+    @classmethod
+    def read(cls, data: bytes) -> TensorMeta:
+        """What :meth:`pack` made."""
+        name, on_device, grad, *shape = data.decode().split(" ")
+        return cls(getattr(torch, name), tuple(map(int, shape)), on_device == "1", grad == "1")
+
+    def make_room(self, device: torch.device) -> Tensor:
+        """An uninitialised tensor; on ``device`` if it comes from a device, else on the CPU."""
+        return torch.empty(self.shape, dtype=self.dtype, device=device if self.on_device else None)
 
 
 def is_plain(obj: Any) -> bool:
@@ -108,9 +138,7 @@ def is_plain(obj: Any) -> bool:
     return (
         type(obj) is Tensor
         and obj.layout is torch.strided
-        and not obj.is_quantized
-        and not obj.is_nested
-        and obj.device.type != "meta"
+        and not (obj.is_quantized or obj.is_nested or obj.is_meta)
         and not obj.__dict__
     )
 
@@ -149,14 +177,14 @@ def pack(obj: Any) -> tuple[bytes, list[Tensor]]:
     buffer = io.BytesIO()
     pickler = _Pickler(buffer)
     pickler.dump(obj)
-    meta = json.dumps([tensor_meta(tensor) for tensor in pickler.tensors]).encode()
+    meta = b"|".join(TensorMeta.of(tensor).pack() for tensor in pickler.tensors)
     return len(meta).to_bytes(4, "little") + meta + buffer.getvalue(), pickler.tensors
 
 
-def tensors_to_come(packed: bytes) -> list[dict[str, Any]]:
-    """The :func:`tensor_meta` of each tensor that travels beside ``packed``."""
-    metas: list[dict[str, Any]] = json.loads(packed[4 : 4 + int.from_bytes(packed[:4], "little")])
-    return metas
+def tensors_to_come(packed: bytes) -> list[TensorMeta]:
+    """What travels beside ``packed``."""
+    metas = packed[4 : 4 + int.from_bytes(packed[:4], "little")]
+    return [TensorMeta.read(meta) for meta in metas.split(b"|")] if metas else []
 
 
 def unpack(packed: bytes, tensors: list[Tensor]) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import poplin.strategies.process_group as process_group
 from poplin.errors import NotLaunchedError, SelectionError
+from poplin.strategies.reductions import parse_reduce_op
 from poplin.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class ParallelStrategy(Strategy):
     @property
     def store(self) -> Store | None:
         """A key-value store that all ranks share while the process group is up; None otherwise."""
-        return self._shared.store if self._shared is not None else None
+        return self._shared.recorder.store if self._shared is not None else None
 
     # --- processes and devices
 
@@ -199,10 +200,8 @@ class ParallelStrategy(Strategy):
 
     def teardown(self) -> None:
         """Let the process group go; it is destroyed if it is ours and nobody else uses it."""
-        shared, communicator = self._shared, self._communicator
+        shared = self._shared
         self._shared = self._communicator = self._place = None
-        if communicator is not None and shared is not None and shared.users == 1:
-            communicator.log.leave()
         if shared is not None:
             process_group.release(shared)
 
@@ -251,10 +250,11 @@ class ParallelStrategy(Strategy):
     # --- collectives
 
     def _collectives(self) -> Communicator:
-        if self._communicator is None:
+        communicator = self._communicator
+        if communicator is None:
             process_group.require(None, type(self).__name__)
-        assert self._communicator is not None
-        return self._communicator
+        assert communicator is not None
+        return communicator
 
     def all_gather(self, tensor: Tensor, group: ProcessGroup | None = None, sync_grads: bool = False) -> Tensor:
         return self._collectives().all_gather(tensor, group, sync_grads)
@@ -262,11 +262,10 @@ class ParallelStrategy(Strategy):
     def all_reduce(
         self, tensor: Tensor, group: ProcessGroup | None = None, reduce_op: ReduceOp | str | None = "mean"
     ) -> Tensor:
-        from poplin.strategies.reductions import parse_reduce_op
-
-        if group is None and parse_reduce_op(reduce_op).mean:
+        reduction = parse_reduce_op(reduce_op)
+        if group is None and reduction.mean:
             group = self.data_group
-        return self._collectives().all_reduce(tensor, group, reduce_op)
+        return self._collectives().all_reduce(tensor, group, reduction)
 
     def barrier(self, name: str | None = None, group: ProcessGroup | None = None) -> None:
         """Wait until every rank (of ``group``) is here.
@@ -293,4 +292,4 @@ class ParallelStrategy(Strategy):
         leads = self.local_rank == 0 if local else self.global_rank == 0
         leader = f"node {self.node_rank}'s local rank 0" if local else "rank 0"
         name = f"first/{self._firsts}/{self.node_rank if local else 'all'}"
-        return first(communicator.shared.store, name, leads, leader)
+        return first(communicator.shared.recorder.store, name, leads, leader)

@@ -20,6 +20,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed import rendezvous as meet  # type: ignore[attr-defined]
 
 from poplin.errors import ArgumentTypeError, ArgumentValueError, ContradictionError, LaunchError, UsageError
+from poplin.strategies.recorder import Recorder
 
 #: How long connecting and collectives may take where nobody says otherwise: torch's own default for most backends.
 DEFAULT_TIMEOUT = timedelta(minutes=30)
@@ -47,28 +48,39 @@ class SharedGroup:
     """The default process group of this process, as those who use it see it.
 
     Attributes:
-        group: torch's default group.
+        group: torch's default group; None once it was let go.
         owned: whether we made it, and so destroy it.
-        store: a key-value store that all its ranks share; None where torch gives no access to it.
+        recorder: leaves each rank's last collective in the store that all ranks share.
         timeout: of its collectives; None where somebody else chose it.
         backends: device type → name of the backend that serves its tensors.
         users: how many use it now.
-        sequence: how many collectives each (sub)group has seen; shared, so that two Fabrics count as one.
+        views: what is known of groups, by the id of torch's handle.
     """
 
-    group: dist.ProcessGroup
+    group: dist.ProcessGroup | None
     owned: bool
-    store: Store | None
+    recorder: Recorder
     timeout: timedelta | None
     backends: Mapping[str, str]
     pid: int = field(default_factory=os.getpid)
     users: int = 0
-    sequence: dict[str, int] = field(default_factory=dict)
+    views: dict[int, Any] = field(default_factory=dict)
 
     @property
     def alive(self) -> bool:
         """Whether it still is the default group of this very process."""
-        return self.pid == os.getpid() and dist.is_initialized() and dist.group.WORLD is self.group
+        return self.group is not None and dist.group.WORLD is self.group and self.pid == os.getpid()
+
+    def let_go(self) -> None:
+        """Destroy the group if it is ours, and hold no handle any more.
+
+        A handle that lives until the end of the process takes the group's threads down with the interpreter, and torch
+        then sometimes aborts.
+        """
+        if self.owned and self.alive:
+            dist.destroy_process_group()
+        self.group = None
+        self.views.clear()
 
 
 _lock = threading.RLock()
@@ -168,8 +180,8 @@ def release(shared: SharedGroup) -> None:
         shared.users -= 1
         if shared.users > 0:
             return
-        if shared.owned and shared.alive:
-            dist.destroy_process_group()
+        shared.recorder.leave()
+        shared.let_go()
         if _shared is shared:
             _shared = None
 
@@ -208,7 +220,7 @@ def _make(spec: str, rendezvous: Rendezvous, timeout: timedelta | None, device: 
     return SharedGroup(
         world,
         owned=True,
-        store=PrefixStore(f"poplin/log{_generation}", base),
+        recorder=Recorder(PrefixStore(f"poplin/log{_generation}", base), rendezvous.rank),
         timeout=timeout or DEFAULT_TIMEOUT,
         backends=parse_spec(str(dist.get_backend_config())),
     )
@@ -223,7 +235,9 @@ def _connect(rendezvous: Rendezvous, timeout: timedelta) -> Store:
         host = f"[{rendezvous.address}]" if ":" in rendezvous.address else rendezvous.address
         url = f"tcp://{host}:{rendezvous.port}?rank={rendezvous.rank}&world_size={rendezvous.world_size}"
         store, _, _ = next(iter(meet(url, timeout=timeout)))
-        _base_store = (key, store)
+        # torchrun's store outlives a restart of the ranks: those of the attempt before must not be met.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        _base_store = (key, PrefixStore(f"poplin/attempt{attempt}", store))
     store = _base_store[1]
     store.set_timeout(timeout)
     return store
@@ -237,7 +251,11 @@ def _adopt() -> SharedGroup:
     get_store = getattr(dist.distributed_c10d, "_get_default_store", None)  # torch has no public way to it
     store = None if get_store is None else PrefixStore(f"poplin/log{_generation}", get_store())
     return SharedGroup(
-        world, owned=False, store=store, timeout=None, backends=parse_spec(str(dist.get_backend_config()))
+        world,
+        owned=False,
+        recorder=Recorder(store, dist.get_rank()),
+        timeout=None,
+        backends=parse_spec(str(dist.get_backend_config())),
     )
 
 
@@ -292,5 +310,6 @@ def _first_line(error: BaseException) -> str:
 def _destroy_at_exit() -> None:
     """Nobody closed the Fabric: give the group back, as torch wants it."""
     shared = _shared
-    if shared is not None and shared.owned and shared.alive:
-        dist.destroy_process_group()
+    if shared is not None and shared.pid == os.getpid():
+        shared.recorder.close()
+        shared.let_go()

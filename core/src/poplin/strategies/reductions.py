@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,6 +24,10 @@ class Reduction(NamedTuple):
     mean: bool
 
 
+#: Computed in their own dtype by every backend.
+_COMPUTED_AS_THEY_ARE = frozenset(
+    (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int32, torch.int64)
+)
 #: Computed in another dtype, because backends know no reduction in theirs.
 _COMPUTED_IN = {
     "int16": torch.int32,
@@ -45,9 +50,9 @@ def parse_reduce_op(reduce_op: Any) -> Reduction:
         ArgumentTypeError: neither a string nor a ReduceOp.
         ArgumentValueError: a string that names no reduction; the message lists all.
     """
+    if isinstance(reduce_op, Reduction):
+        return reduce_op
     known = _known()
-    if reduce_op is None:
-        return known["mean"]
     if isinstance(reduce_op, str):
         try:
             return known[reduce_op.lower()]
@@ -56,6 +61,8 @@ def parse_reduce_op(reduce_op: Any) -> Reduction:
                 f"reduce_op={reduce_op!r} is no reduction. The reductions are {', '.join(known)}, or a "
                 "torch.distributed.ReduceOp."
             ) from None
+    if reduce_op is None:
+        return known["mean"]
     if isinstance(reduce_op, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
         if reduce_op == dist.ReduceOp.AVG:
             return known["mean"]
@@ -65,6 +72,7 @@ def parse_reduce_op(reduce_op: Any) -> Reduction:
     )
 
 
+@functools.cache
 def _known() -> dict[str, Reduction]:
     op = dist.ReduceOp
     known = {"mean": Reduction("mean", op.SUM, True), "avg": Reduction("mean", op.SUM, True)}
@@ -91,6 +99,13 @@ def reduce_in_place(tensor: Tensor, reduction: Reduction, size: int, reduce: Cal
         size: number of ranks.
         reduce: the collective; gets a contiguous tensor of a dtype that backends know, and torch's operation.
     """
+    if tensor.dtype in _COMPUTED_AS_THEY_ARE and tensor.is_contiguous() and size > 1:
+        if not reduction.mean:
+            reduce(tensor.detach(), reduction.op)  # the same memory, without the graph: this is no step of it
+            return tensor
+        if tensor.is_floating_point():
+            _reduce_mean(tensor.detach(), size, reduce)
+            return tensor
     integral = not (tensor.is_floating_point() or tensor.is_complex())
     if reduction.mean and integral:  # the sum is exact in int64, and the input stays as it was
         total = tensor.detach().to(torch.int64).contiguous()
@@ -99,7 +114,7 @@ def reduce_in_place(tensor: Tensor, reduction: Reduction, size: int, reduce: Cal
         return total / size
     if size == 1:
         return tensor
-    target = tensor.detach()  # the same memory, without the graph: what is in place here is no step of it
+    target = tensor.detach()
     work, op = _computable(target, reduction.op)
     if not reduction.mean:
         reduce(work, op)

@@ -55,7 +55,7 @@ class Replica(DistributedDataParallel):
             return self.module(*inputs, **kwargs)
         else:
             self._evaluating = True
-        return super().forward(*inputs, **kwargs)
+        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     def method(self, name: str) -> Callable[..., Any]:
         """The user's method ``name``, run as a forward of this replica."""

@@ -1,0 +1,145 @@
+"""Each rank's last collective, left in the store that all ranks share, for the case that one fails."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+import time
+import weakref
+from typing import NamedTuple
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+#: Seconds between two messages to the store: a loop of short collectives must not pay for them.
+INTERVAL = 0.1
+
+
+class Record(NamedTuple):
+    """What a rank has left about one group."""
+
+    #: How many collectives it has begun there.
+    number: int
+    #: The last of them, for people; empty if there was none.
+    what: str
+
+
+class Recorder:
+    """Counts the collectives of this rank, and leaves the last one of each group in the store.
+
+    At most one message an interval is sent: the first at once, later ones by a thread, so that what stands in the
+    store is never older than an interval, whatever this rank is doing since.
+
+    Args:
+        store: shared by all ranks; None if there is no way to it.
+        rank: the global rank of this process.
+    """
+
+    def __init__(self, store: Store | None, rank: int) -> None:
+        self.store = store
+        self.rank = rank
+        self._numbers: dict[str, int] = {}
+        self._pending: dict[str, tuple[int, object]] = {}
+        self._sent = 0.0
+        self._lock, self._sending = threading.Lock(), threading.Lock()
+        self._dirty, self._closed = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        _open.add(self)
+
+    # --- what this rank does
+
+    def begin(self, key: str, what: object) -> int:
+        """This rank begins a collective of the group ``key``.
+
+        Args:
+            key: of the group.
+            what: it is, for people. It becomes text only when it is sent.
+
+        Returns:
+            How many it has begun there, with this one.
+        """
+        number = self._numbers[key] = self._numbers.get(key, 0) + 1
+        if self.store is None:
+            return number
+        self._put(f"{key}/{self.rank}", (number, what))
+        if time.monotonic() - self._sent >= INTERVAL:
+            self.flush()
+        elif not self._dirty.is_set():
+            self._dirty.set()
+            if self._thread is None and not self._closed.is_set():
+                self._thread = threading.Thread(target=self._send_later, name="poplin-recorder", daemon=True)
+                self._thread.start()
+        return number
+
+    def give_up(self, key: str, number: int, told: str) -> None:
+        """This rank gave up a collective: a rank that comes late finds nobody, and reads why."""
+        self._put(f"{key}/{self.rank}/gave_up", (number, told))
+        self.flush()
+
+    def leave(self) -> None:
+        """This rank has closed its Fabric, and comes to no further collective."""
+        self._put(f"left/{self.rank}", (0, "left"))
+        self.flush()
+        self.close()
+
+    def flush(self) -> None:
+        """Send what has not been sent."""
+        with self._sending:
+            self._sent = time.monotonic()
+            with self._lock:
+                pending, self._pending = self._pending, {}
+            if self.store is not None:
+                # If the host of the store is gone, the collective itself will tell.
+                with contextlib.suppress(RuntimeError):
+                    for key, (number, what) in pending.items():
+                        self.store.set(key, f"{number} {what}")
+
+    def _put(self, key: str, record: tuple[int, object]) -> None:
+        with self._lock:
+            self._pending[key] = record
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        self._dirty.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=1)
+
+    def _send_later(self) -> None:
+        while not self._closed.is_set():
+            self._dirty.wait()
+            self._closed.wait(INTERVAL)
+            self._dirty.clear()
+            if not self._closed.is_set():
+                self.flush()
+
+    # --- what the others did. Each raises RuntimeError if the store is gone.
+
+    def read(self, key: str, rank: int) -> Record:
+        """What ``rank`` has left about the group ``key``."""
+        number, _, what = self._get(f"{key}/{rank}").partition(" ")
+        return Record(int(number or 0), what)
+
+    def gave_up(self, key: str, rank: int) -> Record:
+        """Which collective ``rank`` gave up last in the group ``key``, and what it said."""
+        number, _, told = self._get(f"{key}/{rank}/gave_up").partition(" ")
+        return Record(int(number or 0), told)
+
+    def has_left(self, rank: int) -> bool:
+        """Whether ``rank`` has closed its Fabric."""
+        return bool(self._get(f"left/{rank}"))
+
+    def _get(self, key: str) -> str:
+        if self.store is None or not self.store.check([key]):
+            return ""
+        return self.store.get(key).decode(errors="replace")
+
+
+_open: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """No thread may be inside torch while the interpreter is taken down."""
+    for recorder in list(_open):
+        recorder.close()
