@@ -6,5 +6,5 @@ from poplin.wrappers.module import FabricModule as FabricModule
 from poplin.wrappers.module import FabricModule as _FabricModule
 from poplin.wrappers.optimizer import FabricOptimizer as FabricOptimizer
 from poplin.wrappers.optimizer import FabricOptimizer as _FabricOptimizer
-from poplin.wrappers.unwrap import is_wrapped as is_wrapped
-from poplin.wrappers.unwrap import unwrap as unwrap
+from poplin.wrappers.unwrapping import is_wrapped as is_wrapped
+from poplin.wrappers.unwrapping import unwrap as unwrap
