@@ -64,7 +64,8 @@ def _as_tensor(leaf: Any, device: torch.device) -> Tensor:
 def _padding(loaders: Iterable[Any]) -> int | None:
     """How many samples at the end of the batch at hand are repetitions; None means all."""
     feeds = [loader._fabric_feed for loader in loaders]
-    feeds = [feed for feed in feeds if feed.current is not None and feed.current.stamp]
+    # After the end of a pass nothing is the loader's last batch: what is gathered then is something else.
+    feeds = [feed for feed in feeds if feed.current is not None and feed.current.stamp and not feed.current.finished]
     if not feeds:
         return 0
     feed = max(feeds, key=lambda feed: feed.current.stamp)
