@@ -64,15 +64,19 @@ class IsolatedRng:
 
 # --- generators that samplers hold
 
-_KINDS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+
+def _kinds() -> tuple[type[Any], ...]:
+    # read late: `numpy.random` is loaded when it is first used, and takes its time
+    return torch.Generator, random.Random, np.random.Generator, np.random.RandomState
 
 
 def held_generators(objects: Iterable[Any]) -> list[Any]:
     """The generators among the attributes of ``objects``, each once, in a stable order."""
     found: list[Any] = []
+    kinds = _kinds()
     for obj in objects:
         for _, value in sorted(getattr(obj, "__dict__", {}).items()):
-            if isinstance(value, _KINDS) and not any(value is other for other in found):
+            if isinstance(value, kinds) and not any(value is other for other in found):
                 found.append(value)
     return found
 
