@@ -80,11 +80,15 @@ def mover(device: torch.device) -> Callable[[Any], Any]:
         if kind is Tensor and batch.device == device:
             return batch
         if kind is list or kind is tuple:
-            for item in batch:
-                if type(item) is not Tensor or item.device != device:
-                    return _move(batch, device)
-            return batch
-        return _move(batch, device)
+            items = batch
+        elif kind is dict:
+            items = batch.values()
+        else:
+            return _move(batch, device)
+        for item in items:
+            if type(item) is not Tensor or item.device != device:
+                return _move(batch, device)
+        return batch
 
     return move
 
