@@ -19,7 +19,13 @@ import poplin.strategies.frames as frames
 from poplin.errors import ArgumentValueError, CollectiveError
 from poplin.strategies.collective_log import Call, CollectiveLog, GroupView
 from poplin.strategies.process_group import SharedGroup, require
-from poplin.strategies.reductions import parse_reduce_op, reduce_in_place
+from poplin.strategies.reductions import (
+    is_without_average,
+    native_op,
+    parse_reduce_op,
+    reduce_in_place,
+    reduces_directly,
+)
 
 T = TypeVar("T")
 
@@ -83,6 +89,16 @@ class Communicator:
         call = self.log.begin(view, f"all_reduce {reduction.name}", tensor)
         if self.checks_all:
             self._agree(call, call.what)
+
+        if view.serves(tensor.device.type) and reduces_directly(tensor, reduction):  # the usual one, without detours
+            target = tensor.detach() if tensor.requires_grad else tensor
+            try:
+                dist.all_reduce(target, op=native_op(reduction), group=view.group)
+            except RuntimeError as error:
+                if not is_without_average(target, reduction, error):
+                    raise self.log.failure(call, error) from error
+            else:
+                return tensor
 
         def reduce_flat(part: Tensor, op: Any) -> None:
             staged = self._staged(part, view)
@@ -228,10 +244,8 @@ class Communicator:
                 self._send_frame(b"S", frames.small_tensor(meta, _bare(obj).cpu()), src, call)
                 return
             if frames.fits_header(len(meta)):
-                # The receivers get the header and make room while the tensor is on its way.
-                header = self._send_frame(b"T", meta, src, call, wait=False)
+                self._send_frame(b"T", meta, src, call)
                 self._send_tensor(obj, src, call)
-                self._run(call, header.wait)
                 return
         try:
             packed, tensors = frames.pack(obj)
@@ -271,12 +285,8 @@ class Communicator:
                 f"Rank {self.rank} could not unpickle what rank {src} broadcast: {type(error).__name__}: {error}"
             ) from error
 
-    def _send_frame(self, kind: bytes, content: bytes, src: int, call: Call, wait: bool = True) -> Any:
-        frame = frames.header_frame(kind, content).to(self._control_device(call.view))
-        if wait:
-            self._broadcast(frame, src, call)
-            return None
-        return dist.broadcast(frame, src=src, group=call.view.group, async_op=True)
+    def _send_frame(self, kind: bytes, content: bytes, src: int, call: Call) -> None:
+        self._broadcast(frames.header_frame(kind, content).to(self._control_device(call.view)), src, call)
 
     def _send_bytes(self, data: bytes, src: int, call: Call) -> None:
         self._broadcast(
@@ -318,7 +328,10 @@ class _GatherWithGradient(torch.autograd.Function):
 
 def _bare(tensor: Tensor) -> Tensor:
     """The values, contiguous, without a graph and without pending conjugation."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+    values = tensor.detach()
+    if values.is_conj() or values.is_neg():
+        values = values.resolve_conj().resolve_neg()
+    return values.contiguous()
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ A frame has a fixed size, so that ranks that are about to do different things ca
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import pickle
@@ -119,8 +120,7 @@ class TensorMeta(NamedTuple):
 
     def pack(self) -> bytes:
         """As bytes."""
-        numbers = (self.on_device, self.grad, *self.shape)
-        return f"{str(self.dtype).removeprefix('torch.')} {' '.join(map(str, map(int, numbers)))}".encode()
+        return _packed(self)
 
     @classmethod
     def read(cls, data: bytes) -> TensorMeta:
@@ -141,6 +141,12 @@ def is_plain(obj: Any) -> bool:
         and not (obj.is_quantized or obj.is_nested or obj.is_meta)
         and not obj.__dict__
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def _packed(meta: TensorMeta) -> bytes:
+    numbers = (meta.on_device, meta.grad, *meta.shape)
+    return f"{str(meta.dtype).removeprefix('torch.')} {' '.join(map(str, map(int, numbers)))}".encode()
 
 
 class _Pickler(pickle.Pickler):

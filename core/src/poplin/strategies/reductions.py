@@ -90,6 +90,28 @@ def _known() -> dict[str, Reduction]:
     return known
 
 
+def reduces_directly(tensor: Tensor, reduction: Reduction) -> bool:
+    """Whether torch's own collective, on ``tensor`` as it is, does what is asked."""
+    return (
+        tensor.dtype in _COMPUTED_AS_THEY_ARE
+        and tensor.is_contiguous()
+        and (not reduction.mean or (tensor.is_floating_point() and tensor.device.type not in _without_average))
+    )
+
+
+def native_op(reduction: Reduction) -> Any:
+    """Torch's operation, where :func:`reduces_directly`."""
+    return dist.ReduceOp.AVG if reduction.mean else reduction.op
+
+
+def is_without_average(tensor: Tensor, reduction: Reduction, error: Exception) -> bool:
+    """Whether ``error`` says that the backend of this device type knows no average. Nothing has been sent then."""
+    if not reduction.mean or "AVG" not in str(error):
+        return False
+    _without_average.add(tensor.device.type)
+    return True
+
+
 def reduce_in_place(tensor: Tensor, reduction: Reduction, size: int, reduce: Callable[[Tensor, Any], None]) -> Tensor:
     """Reduce ``tensor`` in place and return it; the mean of integers is a new float tensor.
 
@@ -99,13 +121,6 @@ def reduce_in_place(tensor: Tensor, reduction: Reduction, size: int, reduce: Cal
         size: number of ranks.
         reduce: the collective; gets a contiguous tensor of a dtype that backends know, and torch's operation.
     """
-    if tensor.dtype in _COMPUTED_AS_THEY_ARE and tensor.is_contiguous() and size > 1:
-        if not reduction.mean:
-            reduce(tensor.detach(), reduction.op)  # the same memory, without the graph: this is no step of it
-            return tensor
-        if tensor.is_floating_point():
-            _reduce_mean(tensor.detach(), size, reduce)
-            return tensor
     integral = not (tensor.is_floating_point() or tensor.is_complex())
     if reduction.mean and integral:  # the sum is exact in int64, and the input stays as it was
         total = tensor.detach().to(torch.int64).contiguous()
@@ -114,12 +129,13 @@ def reduce_in_place(tensor: Tensor, reduction: Reduction, size: int, reduce: Cal
         return total / size
     if size == 1:
         return tensor
-    target = tensor.detach()
+    target = tensor.detach()  # the same memory, without the graph: what is in place here is no step of it
     work, op = _computable(target, reduction.op)
     if not reduction.mean:
         reduce(work, op)
     else:
-        _reduce_mean(work, size, reduce)
+        reduce(work, dist.ReduceOp.SUM)
+        work.div_(size)
     if work.data_ptr() != target.data_ptr():
         target.copy_(torch.view_as_complex(work) if target.is_complex() and not work.is_complex() else work)
     return tensor
@@ -134,19 +150,3 @@ def _computable(target: Tensor, op: Any) -> tuple[Tensor, Any]:
         return torch.view_as_real(target.resolve_conj()).contiguous(), op
     other = _COMPUTED_IN.get(str(target.dtype).removeprefix("torch."))
     return (target.contiguous() if other is None else target.to(other).contiguous()), op
-
-
-def _reduce_mean(work: Tensor, size: int, reduce: Callable[[Tensor, Any], None]) -> None:
-    """The backend's own average if it has one, else sum and divide."""
-    kind = work.device.type
-    if kind not in _without_average:
-        try:
-            reduce(work, dist.ReduceOp.AVG)
-        except (RuntimeError, ValueError) as error:
-            if "AVG" not in str(error):
-                raise
-            _without_average.add(kind)  # nothing has been sent yet
-        else:
-            return
-    reduce(work, dist.ReduceOp.SUM)
-    work.div_(size)
