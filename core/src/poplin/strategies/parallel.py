@@ -86,7 +86,7 @@ class ParallelStrategy(Strategy):
     # --- selection
 
     def bind(self, selection: Selection) -> None:
-        """Take the chosen objects, and the number of nodes."""
+        """Take the chosen objects, and the number of nodes. Called by the selection."""
         super().bind(selection)
         self.num_nodes = selection.num_nodes
         self._trace = selection.trace
@@ -115,18 +115,21 @@ class ParallelStrategy(Strategy):
 
     @property
     def global_rank(self) -> int:
+        """Rank of this process among all, from the cluster environment."""
         if self._place is not None:
             return self._place.global_rank
         return self.cluster_environment.global_rank() if self.cluster_environment is not None else 0
 
     @property
     def local_rank(self) -> int:
+        """Rank of this process on its node, from the cluster environment."""
         if self._place is not None:
             return self._place.local_rank
         return self.cluster_environment.local_rank() if self.cluster_environment is not None else 0
 
     @property
     def node_rank(self) -> int:
+        """Rank of this node, from the cluster environment."""
         if self._place is not None:
             return self._place.node_rank
         return self.cluster_environment.node_rank() if self.cluster_environment is not None else 0
@@ -148,7 +151,7 @@ class ParallelStrategy(Strategy):
     # --- processes and devices
 
     def setup_environment(self) -> None:
-        """Make the device current and bring up the process group.
+        """Make the device current and bring up the process group. Called in each process once it is launched.
 
         Raises:
             NotLaunchedError: the processes do not exist.
@@ -159,7 +162,7 @@ class ParallelStrategy(Strategy):
         self.init_process_group()
 
     def init_process_group(self, timeout: timedelta | float | None = None) -> None:
-        """Adopt the process group that exists, or make one. A second call does nothing.
+        """Adopt the process group that exists, or make one. Called by :meth:`setup_environment`; once is enough.
 
         Args:
             timeout: of collectives, a timedelta or seconds; None takes the strategy's own.
@@ -189,7 +192,7 @@ class ParallelStrategy(Strategy):
         self._note(shared, made_before)
 
     def backend_spec(self) -> str:
-        """What the process group is asked for: the backend of the devices, and one for CPU tensors beside it."""
+        """The backend for the devices, and one for CPU tensors beside it. Called by :meth:`init_process_group`."""
         from poplin.accelerators.cpu import CPUAccelerator
 
         accelerator = self.accelerator
@@ -199,7 +202,7 @@ class ParallelStrategy(Strategy):
         return process_group.backend_spec(device_type, backend, CPUAccelerator.collective_backend)
 
     def teardown(self) -> None:
-        """Let the process group go; it is destroyed if it is ours and nobody else uses it."""
+        """Let the process group go, and destroy it if it is ours and nobody else uses it. Called by ``close()``."""
         shared = self._shared
         self._shared = self._communicator = self._place = None
         if shared is not None:
@@ -257,18 +260,48 @@ class ParallelStrategy(Strategy):
         return communicator
 
     def all_gather(self, tensor: Tensor, group: ProcessGroup | None = None, sync_grads: bool = False) -> Tensor:
+        """``tensor`` of every rank, in a new first dimension. Called by ``Fabric.all_gather`` for each tensor.
+
+        Ranks compare shape and dtype before the data moves.
+
+        Args:
+            tensor: the same shape and dtype on every rank.
+            group: a process group; None means all.
+            sync_grads: whether gradients flow back: the sum over ranks of what each asks of this rank's part.
+
+        Raises:
+            CollectiveError: shapes or dtypes differ, on every rank; or a rank is missing.
+        """
         return self._collectives().all_gather(tensor, group, sync_grads)
 
     def all_reduce(
         self, tensor: Tensor, group: ProcessGroup | None = None, reduce_op: ReduceOp | str | None = "mean"
     ) -> Tensor:
+        """Reduce over ranks, in place, at the cost of torch's own. Called by ``Fabric.all_reduce`` for each tensor.
+
+        Args:
+            tensor: the same shape and dtype on every rank (compared only under ``POPLIN_DEBUG=1``), of any dtype: what
+                backends don't know is computed in another one. The sum of truth values is their "or".
+            group: a process group; None means :attr:`data_group` for a mean and all otherwise.
+            reduce_op: "mean"/"avg", "sum", "min", "max", "product", ... or a ReduceOp.
+
+        Returns:
+            ``tensor``; for the mean of integers a new float tensor.
+
+        Raises:
+            CollectiveError: a rank is missing.
+        """
         reduction = parse_reduce_op(reduce_op)
         if group is None and reduction.mean:
             group = self.data_group
         return self._collectives().all_reduce(tensor, group, reduction)
 
     def barrier(self, name: str | None = None, group: ProcessGroup | None = None) -> None:
-        """Wait until every rank (of ``group``) is here.
+        """Wait until every rank is here. Called by ``Fabric.barrier``.
+
+        Args:
+            name: the same on every rank.
+            group: a process group; None means all.
 
         Raises:
             CollectiveError: the ranks are at barriers of different names, or elsewhere; or some never came.
@@ -276,13 +309,33 @@ class ParallelStrategy(Strategy):
         self._collectives().barrier(name, group)
 
     def broadcast(self, obj: T, src: int = 0) -> T:
+        """``obj`` of rank ``src`` on every rank. Called by ``Fabric.broadcast``.
+
+        Args:
+            obj: on ``src`` a tensor, which is sent as it is, or anything that pickles, of which large tensors are sent
+                beside the pickle. On other ranks anything; it is left as it is.
+            src: global rank of the sender, the same on every rank.
+
+        Raises:
+            CollectiveError: ``obj`` can't be pickled, on every rank; or a rank is missing.
+        """
         return self._collectives().broadcast(obj, src)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """Whether every rank (``all``), or any rank, says True. Called by ``Fabric.should_stop``, and by users."""
         return self._collectives().reduce_boolean_decision(decision, all)
 
     def rank_zero_first(self, local: bool = False) -> AbstractContextManager[None]:
-        """Context that rank 0 (``local``: each node's local rank 0) leaves before the others enter."""
+        """Context that one rank leaves before the others enter. Called by ``Fabric.rank_zero_first``.
+
+        They wait as long as it lives, and not in a collective: no timeout ends it, and signals are served.
+
+        Args:
+            local: the local rank 0 of each node goes first, instead of global rank 0.
+
+        Raises:
+            CollectiveError: on the others, if the first one raises or dies.
+        """
         from poplin.strategies.first import first
 
         communicator = self._collectives()
