@@ -472,3 +472,25 @@ def test_the_decision_is_traced():
     decision = trace.decisions[-1]
     assert (decision.subject, decision.choice) == ("sampler", "RandomSampler split over 2 processes")
     assert decision.reason == "each gets one of every 2 indices"
+
+
+def test_two_passes_at_once_are_two_epochs():
+    loaders = set_up(lambda: DataLoader(range(12), batch_size=2, shuffle=True), 2)
+    epochs = [read(loaders) for _ in range(2)]
+    for loader in loaders:
+        loader.set_epoch(0)
+    for rank, loader in enumerate(loaders):
+        pairs = [(a.tolist(), b.tolist()) for a, b in zip(loader, loader, strict=True)]
+        assert [a for a, _ in pairs] == epochs[0][rank]
+        assert [b for _, b in pairs] == epochs[1][rank]
+    assert counts([list(loader.sampler) for loader in loaders]) == Counter(range(12)), "read by itself"
+
+
+def test_a_loaders_own_generator_stays_each_ranks():
+    """It gives workers their seeds; only what the order depends on is made the same."""
+    strategies = simulated_strategies(2)
+    generators = [generator(strategy.global_rank) for strategy in strategies]
+    for strategy, own in zip(strategies, generators, strict=True):
+        data = DataLoader(range(4), sampler=SequentialSampler(range(4)), generator=own)
+        setup_dataloader(data, strategy=strategy)
+    assert not torch.equal(generators[0].get_state(), generators[1].get_state())

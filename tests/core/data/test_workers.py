@@ -123,3 +123,13 @@ def test_workers_survive_a_signal_to_their_group_and_end_with_the_loader():
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_ranks_that_share_a_generator_for_their_order_draw_differently_in_workers():
+    drawn = []
+    for strategy in simulated_strategies(2):
+        generator = torch.Generator()
+        generator.manual_seed(strategy.global_rank)
+        data = DataLoader(Draws(), num_workers=1, collate_fn=as_they_are, shuffle=True, generator=generator)
+        drawn += [batch[0][0] for batch in setup_dataloader(data, strategy=strategy)]
+    assert len(set(drawn)) == 4

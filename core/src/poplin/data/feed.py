@@ -56,6 +56,7 @@ class Feed:
         self.current: Iteration | None = None
         self._epoch = 0  # of the next pass
         self._resume: Position | None = None
+        self._start: dict[str, Any] | None = None  # of the next pass, where the loader keeps its place itself
         self._pushed = {id(target): getattr(target, "epoch", None) for target in self._samplers_with_epoch()}
         self._said: set[str] = set()
         split = sharded is not None or distributed_sampler(loader) is not None
@@ -73,20 +74,24 @@ class Feed:
         self._push_epoch(epoch)
         iteration = Iteration(epoch)
         iterator = self._fresh(iteration) if resume is None else self._resumed(iteration, resume)
-        self._resume = None
+        self._resume = self._start = None
         self._epoch = epoch + 1
         self.current = iteration
         return iterator, iteration
 
     def _fresh(self, iteration: Iteration) -> Iterator[Any]:
-        if not self._is_users_own_state():
-            iteration.start = {} if is_iterable(self.loader) else capture_start(self.loader, self.sharded is not None)
+        if self._start is not None:  # the loader finds its own way back, from here
+            restore_start(self.loader, self._start, self.world_size)
+            iteration.start = self._start
+        elif not is_iterable(self.loader) and (self.sharded is not None or not self._is_users_own_state()):
+            iteration.start = capture_start(self.loader, self.sharded is not None, self.world_size)
         if self.sharded is not None:
             self.sharded.expect(iteration)
         return iter(self.source)
 
     def _resumed(self, iteration: Iteration, resume: Position) -> Iterator[Any]:
-        restore_start(self.loader, resume.start)
+        restore_start(self.loader, resume.start, self.world_size)
+        rewind = rewind_for(self.loader, resume.start, self.world_size)
         iteration.start = resume.start
         by_sampler = iterates_as_torch(self.loader) and not is_iterable(self.loader)
         if self.loader.num_workers > 0 and not getattr(self.loader, "in_order", True):
@@ -94,14 +99,14 @@ class Feed:
         iteration.delivered = resume.delivered
         if self.sharded is not None:
             iteration.skip = resume.delivered if by_sampler else 0
-            iteration.rewind = rewind_for(self.loader, resume.start)
+            iteration.rewind = rewind
             self.sharded.expect(iteration)
             return begin_isolated(self.source, resume.start, 0 if by_sampler else resume.delivered)
         if is_iterable(self.loader):
             discarded = 0 if dataset_has_state(self.loader) else resume.delivered
             return begin_isolated(self.source, resume.start, discarded)
         if self.source is self.loader:
-            return begin_by_sampler(self.loader, resume.delivered, resume.start, by_sampler)
+            return begin_by_sampler(self.loader, resume.delivered, resume.start, by_sampler, rewind)
         return begin_isolated(self.source, resume.start, resume.delivered)
 
     def check_first(self, iteration: Iteration) -> None:
@@ -185,8 +190,8 @@ class Feed:
             state: dict[str, Any] = self.loader.state_dict()
             if self.sharded is None:
                 return state
-            current = self._epoch if self.current is None else self.current.epoch
-            return {"loader": state, "epoch": current, "seed": self.sharded.seed}
+            current = self.current or Iteration(self._epoch)
+            return {"loader": state, "epoch": current.epoch, "seed": self.sharded.seed, "start": current.start}
         if self._resume is not None:
             position, finished = self._resume, False
         elif self.current is None:
@@ -200,9 +205,14 @@ class Feed:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next pass go on where ``state`` was taken; after the end of an epoch it is a whole one."""
         if self._is_users_own_state():
-            if self.sharded is not None and isinstance(state, dict) and set(state) == {"loader", "epoch", "seed"}:
+            if (
+                self.sharded is not None
+                and isinstance(state, dict)
+                and set(state) == {"loader", "epoch", "seed", "start"}
+            ):
                 self.sharded.seed = state["seed"]
                 self._epoch = state["epoch"]
+                self._start = state["start"]
                 state = state["loader"]
             self.loader.load_state_dict(state)
             return
@@ -224,6 +234,9 @@ class Feed:
         if iteration is None or iteration.delivered == 0:
             return 0
         place = iteration.delivered - 1
+        if self.loader.num_workers > 0 and not getattr(self.loader, "in_order", True):
+            self._say("order of padding", "gives batches in any order (in_order=False): metrics count padded samples.")
+            return 0
         if isinstance(self.sharded, ShardedIterable):
             return self._padding_of_iterable(self.sharded, place)
         if self.sharded is not None:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from poplin.data.dealing import deal
 from poplin.data.generators import mixed_seed
 from poplin.data.iteration import Iteration
-from poplin.data.sharding import deal
 
 
 class ShardedIterable(IterableDataset[Any]):

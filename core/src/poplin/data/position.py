@@ -7,8 +7,9 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, DistributedSampler
 
+from poplin.data.dealing import draws_only_from_torch
 from poplin.data.generators import (
     IsolatedRng,
     generator_state,
@@ -16,7 +17,6 @@ from poplin.data.generators import (
     set_generator_state,
 )
 from poplin.data.loaders import copy_with, index_slot, is_iterable, samplers
-from poplin.data.sharding import draws_only_from_torch
 from poplin.errors import ArgumentTypeError, ArgumentValueError
 from poplin.seed import GlobalStates, from_portable, global_rng_states, portable, set_global_rng_states
 
@@ -37,19 +37,20 @@ class Position:
 # --- how a pass begins
 
 
-def capture_start(loader: Any, sharded: bool) -> dict[str, Any]:
+def capture_start(loader: Any, sharded: bool, world_size: int) -> dict[str, Any]:
     """The states by which the sampler's order can be had again.
 
     Args:
         loader: the dataloader that is about to be iterated.
         sharded: whether its samplers run under states of their own, so that the program's don't matter.
+        world_size: over how many processes the data is split.
     """
     chain = samplers(loader)
     start: dict[str, Any] = {
         # An iterator whose workers live on draws no new base seed before the sampler draws.
         "workers_live": loader.num_workers > 0 and loader.persistent_workers and loader._iterator is not None,
-        "generators": [generator_state(generator) for generator in held_generators([loader, *chain])],
-        "samplers": [sampler.state_dict() for sampler in chain if _has_state(sampler)],
+        "generators": [generator_state(generator) for generator in _generators(loader, chain, world_size)],
+        "samplers": [sampler.state_dict() for sampler in chain if _has_order_state(sampler)],
     }
     if not sharded:
         start["rng"] = _states_for(loader)
@@ -62,17 +63,32 @@ def _states_for(loader: Any) -> GlobalStates:
     return global_rng_states()
 
 
-def restore_start(loader: Any, start: dict[str, Any]) -> None:
+def restore_start(loader: Any, start: dict[str, Any], world_size: int) -> None:
     """Put generators and samplers back to where the pass began."""
     chain = samplers(loader)
-    for generator, state in zip(held_generators([loader, *chain]), start.get("generators", ()), strict=False):
+    generators = _generators(loader, chain, world_size)
+    for generator, state in zip(generators, start.get("generators", ()), strict=False):
         set_generator_state(generator, state)
-    with_state = [sampler for sampler in chain if _has_state(sampler)]
+    with_state = [sampler for sampler in chain if _has_order_state(sampler)]
     for sampler, state in zip(with_state, start.get("samplers", ()), strict=False):
         sampler.load_state_dict(state)
 
 
-def rewind_for(loader: Any, start: dict[str, Any]) -> Callable[[], None] | None:
+def _generators(loader: Any, chain: list[Any], world_size: int) -> list[Any]:
+    """Those that the order depends on.
+
+    A loader's own one also gives its workers their base seed. Of several processes each has its own there, and the
+    state that is saved is that of one.
+    """
+    return held_generators([loader, *chain] if world_size == 1 else chain)
+
+
+def _has_order_state(sampler: Any) -> bool:
+    """Whether the sampler's order is in its state. That of a DistributedSampler is in its seed and epoch."""
+    return _has_state(sampler) and not isinstance(sampler, DistributedSampler)
+
+
+def rewind_for(loader: Any, start: dict[str, Any], world_size: int) -> Callable[[], None] | None:
     """What undoes, right before the sampler draws, the drawing of a base seed for new workers; None if not needed."""
     if not start.get("workers_live"):
         return None
@@ -80,7 +96,7 @@ def rewind_for(loader: Any, start: dict[str, Any]) -> Callable[[], None] | None:
     def rewind() -> None:
         if start.get("rng") is not None:
             set_global_rng_states(start["rng"])
-        restore_start(loader, start)
+        restore_start(loader, start, world_size)
 
     return rewind
 
@@ -124,7 +140,9 @@ class _Rest:
         return getattr(self._source, name)
 
 
-def begin_by_sampler(loader: Any, delivered: int, start: dict[str, Any], each_is_delivered: bool) -> Iterator[Any]:
+def begin_by_sampler(
+    loader: Any, delivered: int, start: dict[str, Any], each_is_delivered: bool, rewind: Callable[[], None] | None
+) -> Iterator[Any]:
     """An iterator of ``loader`` without the first ``delivered`` batches; the program's generators stay as they are.
 
     Args:
@@ -132,10 +150,11 @@ def begin_by_sampler(loader: Any, delivered: int, start: dict[str, Any], each_is
         delivered: how many batches to leave out.
         start: how the pass began.
         each_is_delivered: whether each item of the sampler is a batch: then no batch is loaded for nothing.
+        rewind: what :func:`rewind_for` returned.
     """
     rng = IsolatedRng(start.get("rng"))
     slot = index_slot(loader)
-    rest = _Rest(getattr(loader, slot), delivered if each_is_delivered else 0, rng, rewind_for(loader, start))
+    rest = _Rest(getattr(loader, slot), delivered if each_is_delivered else 0, rng, rewind)
     twin = copy_with(loader, {slot: rest})
     with rng:
         return _without(iter(twin), 0 if each_is_delivered else delivered)

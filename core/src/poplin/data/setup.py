@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from typing import Any, NamedTuple, Protocol
 
@@ -13,7 +12,7 @@ from poplin.data.feed import Feed, Sharded
 from poplin.data.generators import generator_state, held_generators, set_generator_state
 from poplin.data.iterable import ShardedIterable, splits_over_ranks, splits_over_workers
 from poplin.data.loaders import copy_with, distributed_sampler, index_slot, is_iterable, samplers
-from poplin.data.sharding import EvenBatchSampler, ShardedBatchSampler, ShardedSampler
+from poplin.data.sharding import BatchesOfShard, ShardedBatchSampler, ShardedSampler
 from poplin.data.workers import WorkerStart
 from poplin.errors import AlreadySetUpError, ArgumentTypeError, ArgumentValueError, PossibleUserWarning
 from poplin.rank_zero import rank_zero_warn
@@ -136,13 +135,8 @@ def _plan(
     source = getattr(loader, slot)
     split = f"{name} split over {world_size} processes"
     if type(source) is BatchSampler:  # torch's own: the indices are split, so that batches keep their size
-        indices = ShardedSampler(source.sampler, **parts)
-        if uneven == "exact":
-            batches: BatchSampler = EvenBatchSampler.like(source, indices)
-        else:
-            batches = copy.copy(source)
-            batches.sampler = indices
-        indices._batching = batches
+        indices = ShardedSampler(source.sampler, batched=True, **parts)
+        batches = BatchesOfShard.like(source, indices)
         replaced = {slot: batches} if slot == "sampler" else {slot: batches, "sampler": indices}
         return _Plan(replaced, indices, split, f"each gets one of every {world_size} indices")
     if slot == "batch_sampler":
@@ -191,7 +185,7 @@ def _with_parts(loader: Any, replaced: dict[str, Any]) -> Any:
 
 def _agree_on_order(loader: Any, sharded: Sharded, strategy: Any) -> None:
     """One seed, and one state of each generator that a sampler holds, for all ranks: those of rank 0."""
-    held = held_generators([loader, *samplers(loader)])
+    held = held_generators(samplers(loader))
     mine = {
         "seed": int(torch.empty((), dtype=torch.int64).random_().item()),
         "generators": [generator_state(generator) for generator in held],
@@ -200,6 +194,9 @@ def _agree_on_order(loader: Any, sharded: Sharded, strategy: Any) -> None:
     sharded.seed = common["seed"]
     for generator, state in zip(held, common["generators"], strict=False):
         set_generator_state(generator, state)
+    start = loader.worker_init_fn
+    if isinstance(start, WorkerStart) and any(loader.generator is generator for generator in held):
+        start.mix_rank = True  # the workers' base seed comes from it too, and is the same on all ranks now
 
 
 # --- batches and warnings

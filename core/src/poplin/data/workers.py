@@ -26,11 +26,13 @@ class WorkerStart:
     def __init__(self, function: Callable[[int], Any] | None, rank: int) -> None:
         self.function = function
         self.rank = rank
+        #: Whether to seed even where that wasn't asked for, because all ranks have the same base seed.
+        self.mix_rank = False
 
     def __call__(self, worker_id: int) -> None:
         if get_worker_info() is not None:  # not where a loader class calls it in the main process
             shield_loader_worker()
-        if workers_are_seeded():
+        if self.mix_rank or workers_are_seeded():
             seed_worker(worker_id, self.rank)
         if self.function is not None:
             self.function(worker_id)
