@@ -96,6 +96,10 @@ class HardwareAbsentError(LookupFailedError):
     """The plugin is installed and works, and the device it serves is not here."""
 
 
+class DevicesBusyError(PoplinError, RuntimeError):
+    """There are enough devices, and other processes have them for themselves."""
+
+
 class BlockedNameError(LookupFailedError):
     """A control (allow-list, block-list, ``-p no:``) keeps this name out."""
 

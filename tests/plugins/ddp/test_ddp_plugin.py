@@ -55,13 +55,6 @@ def test_it_answers_auto_for_several_devices() -> None:
     assert select(accelerator(collective_backend="acl"), 2, 1, False) == "ddp"
 
 
-def test_dp_on_the_cpu_is_ddp() -> None:
-    with pytest.warns(UserWarning, match="'ddp' is used instead"):
-        assert plugin.poplin_redirect_strategy("dp", CPUAccelerator()) == "ddp"
-    assert plugin.poplin_redirect_strategy("dp", accelerator()) is None
-    assert plugin.poplin_redirect_strategy("ddp", CPUAccelerator()) is None
-
-
 def test_torchs_arguments_are_checked_by_name() -> None:
     strategy = DDPStrategy(static_graph=True, bucket_cap_mb=10, start_method="forkserver")
     assert strategy.ddp_kwargs == {"static_graph": True, "bucket_cap_mb": 10}

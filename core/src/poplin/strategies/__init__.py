@@ -14,5 +14,6 @@ __getattr__, __dir__ = lazy_face(
         "load_optimizer_state_by_name": "poplin.strategies.optimizer_state:load_optimizer_state_by_name",
         "optimizer_state_by_name": "poplin.strategies.optimizer_state:optimizer_state_by_name",
         "parameter_names": "poplin.strategies.optimizer_state:parameter_names",
+        "parse_reduce_op": "poplin.strategies.reductions:parse_reduce_op",
     },
 )

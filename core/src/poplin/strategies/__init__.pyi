@@ -4,6 +4,7 @@ from poplin.strategies.optimizer_state import load_optimizer_state_by_name as lo
 from poplin.strategies.optimizer_state import optimizer_state_by_name as optimizer_state_by_name
 from poplin.strategies.optimizer_state import parameter_names as parameter_names
 from poplin.strategies.parallel import ParallelStrategy as ParallelStrategy
+from poplin.strategies.reductions import parse_reduce_op as parse_reduce_op
 from poplin.strategies.single_device import SingleDeviceStrategy as SingleDeviceStrategy
 from poplin.strategies.strategy import Strategy as Strategy
 from poplin_cuda.strategy import DataParallelStrategy as DataParallelStrategy

@@ -89,7 +89,7 @@ def reduce_nested(strategy: Strategy, data: Any, group: Any | None = None, reduc
     if group is None and reduction.mean:
         group = strategy.data_group
     leaves = _leaves(data, strategy.root_device)
-    if _stands_alone(data) or len(leaves) == 1:
+    if _stands_alone(data) or len(leaves) == 1 or strategy.world_size == 1:  # one process sends nothing
         return _rebuilt(data, [strategy.all_reduce(leaf.tensor, group, reduce_op) for leaf in leaves])
     _agree(strategy, f"all_reduce {reduction.name}", leaves, group)
 

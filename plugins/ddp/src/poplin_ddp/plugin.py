@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -35,16 +34,3 @@ def poplin_select_strategy(accelerator: Accelerator, num_devices: int, num_nodes
     if num_devices * num_nodes == 1 or accelerator.collective_backend is None:
         return None
     return "ddp_notebook" if interactive and num_nodes == 1 else "ddp"
-
-
-@hookimpl
-def poplin_redirect_strategy(name: str, accelerator: Accelerator) -> str | None:
-    """``dp`` splits a batch over several GPUs in one process; on the CPU its work is done by ``ddp``."""
-    if name != "dp" or accelerator.device_type != "cpu":
-        return None
-    warnings.warn(
-        "strategy='dp' needs several GPUs in one process. On the CPU 'ddp' is used instead, with one process for each "
-        "device; write strategy='ddp' to say so yourself.",
-        stacklevel=2,
-    )
-    return "ddp"
