@@ -120,7 +120,7 @@ def _rebuilt(own: dict[str, Any], shared: torch.Tensor) -> ShardedIterable:
     for name, value in own.items():
         object.__setattr__(dataset, name, value)
     # On its way to a worker it is still shared; a pickle or a deep copy is another dataset with memory of its own.
-    own_memory = not shared.is_shared()  # type: ignore[no-untyped-call]
+    own_memory = not shared.is_shared()
     object.__setattr__(dataset, "_shared", _shared_memory(dataset.num_workers) if own_memory else shared)
     return dataset
 
@@ -129,7 +129,7 @@ def _shared_memory(num_workers: int) -> torch.Tensor:
     """One row for each worker: the epoch, and the places of a padded and of a lonely sample (-1: none)."""
     memory = torch.full((max(num_workers, 1), 3), -1, dtype=torch.int64)
     memory[:, 0] = 0
-    memory.share_memory_()  # type: ignore[no-untyped-call]
+    memory.share_memory_()
     return memory
 
 

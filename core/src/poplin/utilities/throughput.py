@@ -190,7 +190,7 @@ def measure_flops(
         if loss_fn is None:
             forward_fn()
         else:
-            loss_fn(forward_fn()).backward()  # type: ignore[no-untyped-call]
+            loss_fn(forward_fn()).backward()
     return int(counter.get_total_flops())
 
 

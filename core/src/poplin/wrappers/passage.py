@@ -51,7 +51,7 @@ class BackwardGuard:
 
     def _watch(self, tensor: Tensor) -> Tensor:
         if tensor.grad_fn is not None:  # a hook on a leaf would stay there for ever
-            tensor.register_hook(self._check)  # type: ignore[no-untyped-call]
+            tensor.register_hook(self._check)
         return tensor
 
     def _check(self, gradient: Tensor) -> None:
