@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import signal
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from poplin.extension import Extension
+from poplin.utilities import unwinding
+
+if TYPE_CHECKING:
+    from poplin.selection import Selection
 
 
 class ClusterEnvironment(Extension, ABC):
@@ -16,6 +20,24 @@ class ClusterEnvironment(Extension, ABC):
     priority: ClassVar[int] = 0
     #: The signals by which its scheduler gives notice that the job will be taken away.
     preemption_signals: ClassVar[tuple[signal.Signals, ...]] = (signal.SIGTERM, signal.SIGUSR1)
+
+    _unwinds = False
+
+    def bind(self, selection: Selection) -> None:
+        """Called once by the selection. In a process that exists as one of several, SIGTERM unwinds from now on.
+
+        That is, ``finally`` blocks run when another rank has failed and whoever started the processes ends this one. A
+        handler of the user's own is left as it is.
+        """
+        if self.creates_processes_externally and not self._unwinds:
+            self._unwinds = True
+            unwinding.install()
+
+    def teardown(self) -> None:
+        """Give the signal back."""
+        if self._unwinds:
+            self._unwinds = False
+            unwinding.restore()
 
     @staticmethod
     @abstractmethod
