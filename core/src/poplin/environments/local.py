@@ -13,6 +13,9 @@ from poplin.errors import ContradictionError, LaunchError
 if TYPE_CHECKING:
     from poplin.selection import Selection
 
+#: Stores that a forked process has from its parent. To let go of one ends the process: its threads are not here.
+_inherited: list[Any] = []
+
 
 class LocalEnvironment(ClusterEnvironment):
     """One node, or several on which somebody starts the script by hand.
@@ -77,7 +80,10 @@ class LocalEnvironment(ClusterEnvironment):
     def teardown(self) -> None:
         """Forget the ranks of this run, and let go of the port."""
         super().teardown()
-        self._world_size = self._global_rank = self._port = self._server = None
+        self._world_size = self._global_rank = self._port = None
+        if self._server is not None and self._server[1] != os.getpid():
+            _inherited.append(self._server)
+        self._server = None
         if self._attendance is not None:
             self._attendance.leave()
             self._attendance = None
@@ -129,7 +135,8 @@ class LocalEnvironment(ClusterEnvironment):
         if self._port is None:
             from poplin.launchers.address import host_store
 
-            self._server, self._port = host_store()
+            store, self._port = host_store()
+            self._server = (store, os.getpid())
         return self._port
 
     @property

@@ -90,6 +90,8 @@ _generation = 0
 #: The store of the latest meeting point. It outlives the group: a rank that is quicker to make the next one must not
 #: meet the dying server of the last. torch's own groups at the same address share the server.
 _base_store: tuple[tuple[str, int, int, int], Store] | None = None
+#: Stores that a forked process has from its parent. To let go of one ends the process: its threads are not here.
+_inherited: list[Store] = []
 
 
 def as_timeout(timeout: timedelta | float | None) -> timedelta | None:
@@ -231,6 +233,8 @@ def _connect(rendezvous: Rendezvous, timeout: timedelta) -> Store:
     global _base_store
     key = (rendezvous.address, rendezvous.port, rendezvous.rank, os.getpid())
     if _base_store is None or _base_store[0] != key:
+        if _base_store is not None and _base_store[0][-1] != os.getpid():
+            _inherited.append(_base_store[1])
         _base_store = None  # the old server goes before the new one comes
         host = f"[{rendezvous.address}]" if ":" in rendezvous.address else rendezvous.address
         url = f"tcp://{host}:{rendezvous.port}?rank={rendezvous.rank}&world_size={rendezvous.world_size}"
