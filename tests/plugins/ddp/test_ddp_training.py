@@ -181,8 +181,60 @@ failing = Failing(2, 2)
 door = strategy.setup_module(failing)
 out["failing"] = error_of(strategy.forward_method(door, "failing"))["class"]
 out["after_failing"] = list(door(torch.ones(1, 2)).shape)
+# a compiled replica trains as well
+compiled = strategy.setup_module(model_of(RANK))
+as_one = torch.compile(compiled, backend="eager")
+x = torch.full((2, 6), RANK + 1.0)
+as_one(x).sum().backward()
+out["compiled"] = spread(strategy.original_module(compiled).hidden.weight.grad)
 lenient.teardown()
 strategy.teardown()
+out["after"] = list(door(torch.ones(1, 2)).shape)
+report(out)
+"""
+
+FAULTS = """
+import os
+import time
+
+import torch
+from torch import nn
+
+from poplin.testing.ranks import report
+from poplin.testing.strategies import error_of, start_strategy
+from poplin_ddp.strategy import DDPStrategy
+
+RANK = int(os.environ["RANK"])
+out = {}
+
+
+def case(name, function):
+    strategy = start_strategy(DDPStrategy(timeout=2.5))
+    model = strategy.setup_module(nn.Sequential(nn.Linear(2, 2)))
+
+    def step():
+        strategy.backward(model(torch.ones(1, 2)).sum(), model)
+
+    for _ in range(3):  # torch arranges its buckets anew in the second
+        step()
+    out[name] = error_of(lambda: function(strategy, model, step))
+    strategy.teardown()
+    time.sleep(0.3)
+
+
+def uneven(strategy, model, step):
+    if RANK == 0:
+        step()
+    else:
+        strategy.barrier("end of the epoch")
+
+
+def not_about_ranks(strategy, model, step):
+    model(torch.ones(1, 3))
+
+
+case("uneven", uneven)
+case("shapes", not_about_ranks)
 report(out)
 """
 
@@ -221,6 +273,27 @@ def test_frozen_modules_pass_through(ranks: list[Any]) -> None:
 
 def test_ranks_may_evaluate_different_numbers_of_batches(ranks: list[Any]) -> None:
     assert max(result["running_mean_spread"] for result in ranks) == 0
+
+
+def test_a_missing_rank_is_named_by_the_backward_pass() -> None:
+    results = run_ranks(FAULTS, world_size=2)
+    zero, one = (result["uneven"] for result in results)
+    for error, other in ((zero, 1), (one, 0)):
+        assert error["class"] == "CollectiveError"
+        assert error["seconds"] < 12
+        assert f"missing is rank {other}" in error["text"]
+    assert zero["text"].startswith("backward (call 8 of this group) failed on rank 0")
+    assert "it was last in barrier 'end of the epoch'" in zero["text"]
+    assert "its engine it was last in backward" in one["text"]
+    for result in results:  # what has nothing to do with other ranks stays as it is
+        assert result["shapes"]["class"] == "RuntimeError"
+        assert "shapes cannot be multiplied" in result["shapes"]["text"]
+
+
+def test_a_compiled_replica_and_a_closed_strategy(ranks: list[Any]) -> None:
+    for result in ranks:
+        assert result["compiled"] < 1e-6
+        assert result["after"] == [1, 2]
 
 
 def test_arguments_reach_torch(ranks: list[Any]) -> None:

@@ -15,6 +15,8 @@ from poplin.strategies.recorder import INTERVAL, Record
 
 #: How long stragglers may take to show up, in seconds, once a collective has failed because a peer is gone.
 STRAGGLER_SECONDS = 2.0
+#: The name under which calls of engines are counted: they are no collectives of a strategy's.
+ENGINE = "engine"
 #: Words in torch's messages that say that a peer didn't answer, as opposed to arguments that can't be used.
 _PEER_WORDS = ("timed out", "timeout", "connection", "peer", "socket", "closed", "broken pipe", "reset", "aborted")
 
@@ -117,11 +119,17 @@ class CollectiveLog:
         intent = Intent(name, tensor)
         return Call(view, self.recorder.begin(view.key, intent), intent)
 
+    def begin_engine(self, name: str) -> Call:
+        """An engine of this rank begins something in which it talks to all ranks by itself. Counted apart."""
+        view = self.view(None)
+        return self.begin(view._replace(key=ENGINE), name)
+
     def failure(self, call: Call, error: BaseException) -> CollectiveError:
         """The error to raise where torch raised ``error`` from ``call``: with the ranks that are missing."""
         text = str(error).strip() or type(error).__name__
         reason = _in_short(text)
-        head = f"{call.what} (collective {call.number} of this group) failed on rank {self.rank}"
+        counted = "call" if call.view.key == ENGINE else "collective"
+        head = f"{call.what} ({counted} {call.number} of this group) failed on rank {self.rank}"
         if not any(word in text.lower() for word in _PEER_WORDS):
             return CollectiveError(f"{head}: {reason}")
         timed_out = "timed out" in text.lower() or "timeout" in text.lower()
@@ -152,7 +160,7 @@ class CollectiveLog:
         if self.recorder.store is None:
             return "who is missing is not known, as this process group's store can't be read."
         if missing:
-            told = "; ".join(f"rank {rank} {self._last_seen(rank, records[rank])}" for rank in missing)
+            told = "; ".join(f"rank {rank} {self._last_seen(call.view.key, rank, records[rank])}" for rank in missing)
             return f"missing {'is rank' if len(missing) == 1 else 'are ranks'} {', '.join(map(str, missing))} ({told})."
         differing = [
             rank for rank, record in records.items() if record.number == call.number and record.what != call.what
@@ -168,11 +176,23 @@ class CollectiveLog:
         told = f"rank(s) {', '.join(map(str, ahead))} went on to a later one" if ahead else "all ranks came to it"
         return f"{told}, and then a connection was lost: a process has probably died."
 
-    def _last_seen(self, rank: int, record: Record) -> str:
-        left = " and has closed its Fabric since" if self.recorder.has_left(rank) else ""
-        if not record.number:
-            return f"has called no collective of this group{left}"
-        return f"was last in collective {record.number}, {record.what}{left}"
+    def _last_seen(self, key: str, rank: int, record: Record) -> str:
+        seen = "has called no collective of this group"
+        if record.number:
+            seen = f"was last in collective {record.number}, {record.what}"
+        # what it did of the other sort: a rank that is missing in a backward pass may sit in a barrier
+        other = self.recorder.read(self.view(None).key if key == ENGINE else ENGINE, rank)
+        if other.number:
+            seen += f"; {'apart from the engine' if key == ENGINE else 'its engine'} it was last in {other.what}"
+        return f"{seen}{', and has closed its Fabric since' if self.recorder.has_left(rank) else ''}"
+
+
+def is_peer_failure(error: RuntimeError) -> bool:
+    """Whether ``error`` surely comes of another rank's absence, and not of what this rank computes."""
+    if isinstance(error, CollectiveError):  # it says so itself
+        return False
+    sure = ("timed out waiting", "connection closed by peer", "connection reset by peer", "broken pipe")
+    return isinstance(error, dist.DistError) or any(words in str(error).lower() for words in sure)
 
 
 def _in_short(text: str) -> str:

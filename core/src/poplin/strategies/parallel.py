@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -12,6 +12,7 @@ from torch import Tensor
 
 import poplin.strategies.process_group as process_group
 from poplin.errors import NotLaunchedError, SelectionError
+from poplin.strategies.collective_log import is_peer_failure
 from poplin.strategies.reductions import parse_reduce_op
 from poplin.strategies.strategy import Strategy
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from poplin.selection import Selection
     from poplin.strategies.communicator import Communicator
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -324,6 +326,34 @@ class ParallelStrategy(Strategy):
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Whether every rank (``all``), or any rank, says True. Called by ``Fabric.should_stop``, and by users."""
         return self._collectives().reduce_boolean_decision(decision, all)
+
+    def run_engine(self, what: str, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+        """Run something in which an engine talks to the other ranks by itself. Called by strategies that have one.
+
+        If it fails because a rank is missing, the error says which, and what it was last seen at.
+
+        Args:
+            what: it is, the same on every rank: "backward", for instance.
+            function: what runs.
+            *args: for ``function``.
+            **kwargs: for ``function``.
+
+        Returns:
+            What ``function`` returned.
+
+        Raises:
+            CollectiveError: a rank is missing. Every other error is left as it is.
+        """
+        if self._communicator is None:  # closed: what it does now is its own business
+            return function(*args, **kwargs)
+        log = self._communicator.log
+        call = log.begin_engine(what)
+        try:
+            return function(*args, **kwargs)
+        except RuntimeError as error:
+            if not is_peer_failure(error):
+                raise
+            raise log.failure(call, error) from error
 
     def rank_zero_first(self, local: bool = False) -> AbstractContextManager[None]:
         """Context that one rank leaves before the others enter. Called by ``Fabric.rank_zero_first``.

@@ -23,16 +23,19 @@ class Replica(DistributedDataParallel):
     Args:
         module: the user's module.
         device: where its inputs are moved, or None to leave them where they are.
+        run: ``run(what, function, *args, **kwargs)`` runs what talks to the other ranks.
         options: torch's own arguments.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device | None, **options: Any) -> None:
+    def __init__(self, module: nn.Module, device: torch.device | None, run: Callable[..., Any], **options: Any) -> None:
         dispatch = MethodDispatch(module)
         ignored = getattr(module, _IGNORED, None)
         if ignored is not None:  # the names get longer by the dispatch in between
             setattr(dispatch, _IGNORED, [f"module.{name}" for name in ignored])
         super().__init__(dispatch, device_ids=None if device is None else [device.index], **options)
         self._input_device = device
+        self._run = run
+        self._what = f"forward of {type(module).__name__}"
         self._evaluating = False
 
     @property
@@ -55,7 +58,9 @@ class Replica(DistributedDataParallel):
             return self.module(*inputs, **kwargs)
         else:
             self._evaluating = True
-        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        if not self.require_backward_grad_sync:
+            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        return self._run(self._what, super().forward, *inputs, **kwargs)
 
     def method(self, name: str) -> Callable[..., Any]:
         """The user's method ``name``, run as a forward of this replica."""

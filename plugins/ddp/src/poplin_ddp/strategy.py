@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from poplin.errors import ArgumentTypeError, ArgumentValueError, SelectionError
@@ -106,7 +106,7 @@ class DDPStrategy(ParallelStrategy):
         """Wrap ``module``, unless nothing in it can be trained: then it is returned as it is."""
         if not any(parameter.requires_grad for parameter in module.parameters()):
             return module
-        return Replica(module, self._input_device(module), **self.ddp_kwargs)
+        return Replica(module, self._input_device(module), self.run_engine, **self.ddp_kwargs)
 
     def original_module(self, wrapped: nn.Module) -> nn.Module:
         return wrapped.original if isinstance(wrapped, Replica) else wrapped
@@ -115,6 +115,10 @@ class DDPStrategy(ParallelStrategy):
         if isinstance(wrapped, Replica):
             return wrapped.method(name)
         return super().forward_method(wrapped, name)
+
+    def backward(self, tensor: Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:
+        """Run the backward pass; where a rank is missing in it, the error says which."""
+        self.run_engine("backward", super().backward, tensor, module, *args, **kwargs)
 
     def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
         """Context in which gradients stay this rank's own. Forward and backward both belong inside."""
