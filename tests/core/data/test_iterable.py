@@ -160,3 +160,8 @@ def test_workers_of_a_map_dataset_that_live_on_are_warned_about_by_name():
     list(loader)
     list(loader)
     assert data.epoch == 1, "also inside a Subset"
+
+
+def test_one_process_splits_over_its_workers():
+    loader = split(lambda: DataLoader(Count(9), batch_size=2, num_workers=2), world_size=1)[0]
+    assert sorted(samples([loader])[0]) == list(range(9))

@@ -126,11 +126,14 @@ class Feed:
 
     def warn_empty(self) -> None:
         """Say, once, that this process gets nothing."""
-        self._say(
-            "empty",
-            f"gives no batch to data rank {self.rank} (of {self.world_size}): its dataset is too small for this number "
-            "of processes and this batch size. A process without a batch waits in no step for the others: they hang.",
-        )
+        text = "gives no batch at all: its dataset is empty, or smaller than a batch with drop_last=True."
+        if self.world_size > 1:
+            text = (
+                f"gives no batch to data rank {self.rank} (of {self.world_size}): its dataset is too small for this "
+                "number of processes and this batch size. In a step in which processes wait for each other, the others "
+                "would wait for it in vain."
+            )
+        self._say("empty", text)
 
     def _say(self, key: str, text: str) -> None:
         if key not in self._said and (self.rank == 0 or key == "empty"):

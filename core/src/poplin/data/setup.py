@@ -119,11 +119,13 @@ def _plan(
 ) -> _Plan:
     name = type(loader.dataset).__name__ if is_iterable(loader) else _sampler_name(loader)
     as_it_is = functools.partial(_Plan, {}, None, f"{name} as it is")
+    parts: dict[str, Any] = {"rank": rank, "world_size": world_size, "uneven": uneven, "seed": 0}
     if world_size == 1:
+        if is_iterable(loader) and shard_iterable and loader.num_workers > 1:
+            return _plan_iterable(loader, {**parts, "uneven": "exact"}, name)  # no other process waits for this one
         return as_it_is("one process gets all of the data")
     if not use_distributed_sampler:
         return as_it_is("use_distributed_sampler=False: every process gets all of the data")
-    parts: dict[str, Any] = {"rank": rank, "world_size": world_size, "uneven": uneven, "seed": 0}
     if is_iterable(loader):
         if not shard_iterable:
             return as_it_is("an IterableDataset is split only with shard_iterable=True")
@@ -149,7 +151,7 @@ def _plan(
 def _plan_iterable(loader: DataLoader[Any], parts: dict[str, Any], name: str) -> _Plan:
     itself = loader.num_workers > 0 and splits_over_workers(loader.dataset, loader.worker_init_fn)
     dataset = ShardedIterable(loader.dataset, num_workers=loader.num_workers, splits_itself=itself, **parts)
-    reason = "shard_iterable=True: each process reads all of it and keeps its samples"
+    reason = "shard_iterable=True: each process, and each of its workers, reads all of it and keeps its samples"
     if itself:
         reason += "; over workers the dataset splits itself (it looks at get_worker_info)"
     return _Plan({"dataset": dataset}, dataset, f"{name} split over {parts['world_size']} processes", reason)
