@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from poplin.registry.kinds import KINDS
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = [ROOT, ROOT / "core", *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
 #: Plugins that bring a library of their own; the distribution `poplin` offers them as extras.
@@ -120,7 +122,15 @@ def test_a_plain_pip_install_into_an_empty_environment(wheels, tmp_path):
     folder = next(iter(wheels.values())).parent
     run(*pip, "install", "--quiet", "-c", ROOT / "constraints.txt", "--find-links", folder, "poplin[all]")
     run(*pip, "check")
-    assert listed(python).keys() >= {("strategies", "ddp"), ("environments", "slurm"), ("loggers", "tensorboard")}
+    declared = {
+        (group.removeprefix("poplin."), name)
+        for folder in FOLDERS
+        for group, points in project(folder).get("entry-points", {}).items()
+        for name in points
+        if group in {kind.group for kind in KINDS.values()}
+    }
+    assert declared >= {("strategies", "ddp"), ("loggers", "tensorboard")}
+    assert listed(python).keys() >= declared
     for program in ("poplin", "fabric"):
         run(python.parent / program, "--version")
     example = "from poplin import Fabric; f = Fabric(accelerator='cpu', devices=1); print(f.explain()); f.close()"

@@ -39,6 +39,7 @@ def test_everything_that_is_broken_is_named(poplin, site):
     offer("acme-broken", "acme_bad", BROKEN_PLUGIN)
     offer("acme-card", "acme_card", ABSENT_ACCELERATOR, "accelerators")
     (site / "acme_old-0.9.dist-info").mkdir()
+    (site / "acme_good-0.9.dist-info").mkdir()
     make_distribution(
         site,
         "good-backend",
@@ -65,7 +66,8 @@ def test_everything_that_is_broken_is_named(poplin, site):
     assert any("acme-broken 1.0" in part for part in failed)
     assert "the moon is full" in text
     assert "strategies: acme_good" in text
-    assert "acme_old-0.9.dist-info" in text
+    assert "acme_old-0.9.dist-info: METADATA: No such file" in text
+    assert "acme_good-0.9.dist-info: METADATA: No such file" in text
     assert "no such card on this bus" in text
     assert "`Fabric()` would use cpu" in text
     assert any("MASTER_PORT" in part for part in failed)

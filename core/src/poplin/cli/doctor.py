@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from poplin.cli.environment import run_variables
-from poplin.cli.metadata import is_installed, torch_backends
+from poplin.cli.metadata import complaints, is_installed, torch_backends
 from poplin.cli.tables import table
 
 AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -213,12 +213,10 @@ def _by_kind(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _metadata() -> Iterator[Finding]:
-    from poplin.registry.discovery import scan
-
-    remarks = scan(sys.path).remarks
-    for remark in remarks:
-        yield Finding(NOTE, f"ignored: {remark.path}: {remark.problem}")
-    if not remarks:
+    found = complaints(sys.path)
+    for path, problem in found.items():
+        yield Finding(NOTE, f"ignored: {path}: {problem}")
+    if not found:
         yield Finding(GOOD, "every metadata folder on the path can be read")
 
 

@@ -1,10 +1,13 @@
-"""What the metadata of installed distributions says beyond offers: summaries, and torch's own plugin door."""
+"""What the metadata of installed distributions says beyond offers: summaries, remnants, torch's own plugin door."""
 
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from poplin.registry.discovery import scan
 
 #: The entry-point group from which ``import torch`` loads the backends of other packages.
 TORCH_BACKENDS_GROUP = "torch.backends"
@@ -36,6 +39,35 @@ def torch_backends() -> list[BackendEntryPoint]:
             BackendEntryPoint(point.name, point.value, dist.name if dist else "?", dist.version if dist else "?")
         )
     return found
+
+
+def complaints(path: Sequence[str]) -> dict[str, str]:
+    """Metadata that can't be used, and why: what the registry stumbled over, and remnants, as a broken-off pip leaves.
+
+    Args:
+        path: folders and archives, as in ``sys.path``.
+    """
+    found = {remark.path: remark.problem for remark in scan(path).remarks}
+    for entry in path:
+        folder = Path(entry or ".").resolve()
+        for record in sorted(folder.glob("*.dist-info")):
+            if problem := _problem(record / "METADATA"):
+                found[str(record)] = problem
+        for record in sorted(folder.glob("*.egg-info")):
+            if problem := _problem(record / "PKG-INFO" if record.is_dir() else record):
+                found[str(record)] = problem
+        for record in sorted(folder.glob("~*")):
+            found[str(record)] = "pip renamed it before it removed it, and did not finish"
+    return dict(sorted(found.items()))
+
+
+def _problem(file: Path) -> str:
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        return f"{file.name}: {error.strerror}"
+    header = text.partition("\n\n")[0].lower()
+    return "" if header.startswith("name:") or "\nname:" in header else f"{file.name} names no distribution"
 
 
 def is_installed(name: str) -> bool:
