@@ -17,6 +17,13 @@ with strategy.rank_zero_first():
     out["seen"] = os.path.exists(f"{folder}/file")
 with strategy.rank_zero_first(local=True):
     pass
+another = started(timeout=1.5)  # a second Fabric over the same group counts on
+with another.rank_zero_first():
+    if RANK == 0:
+        time.sleep(0.5)
+        open(f"{folder}/second", "w").close()
+    out["seen_second"] = os.path.exists(f"{folder}/second")
+another.teardown()
 
 
 def failing():
@@ -48,6 +55,7 @@ def test_rank_zero_first(run_strategy: Callable[..., list[Any]], tmp_path: Any) 
     assert leader["exit"] == -9, leader["output"]
     assert other["exit"] == 0, other["output"]
     assert leader["report"]["seen"]
+    assert other["report"]["seen_second"]
     assert other["report"]["seen"]
     assert leader["report"]["raised"]["class"] == "ValueError"
     assert other["report"]["raised"]["class"] == "CollectiveError"

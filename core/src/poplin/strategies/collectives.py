@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from numbers import Number
 from typing import Any, NamedTuple
 
 import torch
@@ -151,8 +150,10 @@ def _in_groups(
 
 
 def _is_number(data: Any) -> bool:
+    if isinstance(data, (bool, int, float, complex)):
+        return True
     numpy = sys.modules.get("numpy")
-    return isinstance(data, Number) or (numpy is not None and isinstance(data, numpy.ndarray))
+    return numpy is not None and isinstance(data, (numpy.ndarray, numpy.generic)) and data.dtype.kind in "biufc"
 
 
 def _stands_alone(data: Any) -> bool:

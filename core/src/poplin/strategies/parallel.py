@@ -83,7 +83,6 @@ class ParallelStrategy(Strategy):
         self._shared: process_group.SharedGroup | None = None
         self._communicator: Communicator | None = None
         self._trace: Any = None
-        self._firsts = 0
 
     # --- selection
 
@@ -371,8 +370,9 @@ class ParallelStrategy(Strategy):
         communicator = self._collectives()
         if self.world_size == 1:
             return nullcontext()
-        self._firsts += 1
+        shared = communicator.shared  # other Fabrics may use it too, so it counts
+        shared.firsts += 1
         leads = self.local_rank == 0 if local else self.global_rank == 0
         leader = f"node {self.node_rank}'s local rank 0" if local else "rank 0"
-        name = f"first/{self._firsts}/{self.node_rank if local else 'all'}"
-        return first(communicator.shared.recorder.store, name, leads, leader)
+        name = f"first/{shared.firsts}/{self.node_rank if local else 'all'}"
+        return first(shared.recorder.store, name, leads, leader)

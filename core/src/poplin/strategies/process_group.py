@@ -22,7 +22,7 @@ from torch.distributed import rendezvous as meet  # type: ignore[attr-defined]
 from poplin.errors import ArgumentTypeError, ArgumentValueError, ContradictionError, LaunchError, UsageError
 from poplin.strategies.recorder import Recorder
 
-#: How long connecting and collectives may take where nobody says otherwise: torch's own default for most backends.
+#: How long connecting and collectives may take where nobody says otherwise: torch's own default for the CPU.
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 
@@ -54,6 +54,7 @@ class SharedGroup:
         timeout: of its collectives; None where somebody else chose it.
         backends: device type → name of the backend that serves its tensors.
         users: how many use it now.
+        firsts: how often one rank went first; a part of the key in the store each time.
         views: what is known of groups, by the id of torch's handle.
     """
 
@@ -64,6 +65,7 @@ class SharedGroup:
     backends: Mapping[str, str]
     pid: int = field(default_factory=os.getpid)
     users: int = 0
+    firsts: int = 0
     views: dict[int, Any] = field(default_factory=dict)
 
     @property
@@ -206,7 +208,7 @@ def _make(spec: str, rendezvous: Rendezvous, timeout: timedelta | None, device: 
             store=PrefixStore(f"poplin/group{_generation}", base),
             rank=rendezvous.rank,
             world_size=rendezvous.world_size,
-            timeout=timeout,
+            timeout=timeout or DEFAULT_TIMEOUT,
             **options,
         )
     except (RuntimeError, ValueError, TypeError) as error:

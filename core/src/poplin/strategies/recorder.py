@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import threading
 import time
 import weakref
@@ -38,6 +39,7 @@ class Recorder:
     def __init__(self, store: Store | None, rank: int) -> None:
         self.store = store
         self.rank = rank
+        self.pid = os.getpid()
         self._numbers: dict[str, int] = {}
         self._pending: dict[str, tuple[int, object]] = {}
         self._sent = 0.0
@@ -142,4 +144,5 @@ _open: weakref.WeakSet[Recorder] = weakref.WeakSet()
 def _close_all() -> None:
     """No thread may be inside torch while the interpreter is taken down."""
     for recorder in list(_open):
-        recorder.close()
+        if recorder.pid == os.getpid():  # a forked child has no such thread, and maybe its locks as they were taken
+            recorder.close()

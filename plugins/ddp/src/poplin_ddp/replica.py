@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from poplin.utilities import move_data_to_device
 from poplin.wrappers import MethodDispatch
 
 #: A module may list parameters and buffers that are to be left alone; torch reads this attribute.
@@ -33,10 +32,8 @@ class Replica(DistributedDataParallel):
         if ignored is not None:  # the names get longer by the dispatch in between
             setattr(dispatch, _IGNORED, [f"module.{name}" for name in ignored])
         super().__init__(dispatch, device_ids=None if device is None else [device.index], **options)
-        self._input_device = device
         self._run = run
         self._what = f"forward of {type(module).__name__}"
-        self._evaluating = False
 
     @property
     def original(self) -> nn.Module:
@@ -47,18 +44,10 @@ class Replica(DistributedDataParallel):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module, or the marked method that the dispatch has been told of.
 
-        torch sends buffers from rank 0 before every forward. In evaluation they don't change, so here only the first
-        of a row of evaluation forwards does that: ranks may then evaluate different numbers of batches.
+        What is no step of a synchronised backward pass may run more often on one rank than on another, and isn't
+        counted. (Buffers are sent only before the first of a row of evaluation forwards: that is how torch does it.)
         """
-        if torch.is_grad_enabled() or self.original.training:
-            self._evaluating = False
-        elif self._evaluating:
-            if self._input_device is not None:
-                inputs, kwargs = move_data_to_device((inputs, kwargs), self._input_device)
-            return self.module(*inputs, **kwargs)
-        else:
-            self._evaluating = True
-        if not self.require_backward_grad_sync:
+        if not (self.require_backward_grad_sync and torch.is_grad_enabled()):
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         return self._run(self._what, super().forward, *inputs, **kwargs)
 
