@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from selection_fakes import GPU, AbsentGPU, Many
@@ -108,6 +110,9 @@ def test_absent_by_name_and_by_object(choose, offer):
 def test_torch_sees_a_device_that_nothing_serves(choose, monkeypatch):
     """`auto` must not train on the CPU in silence."""
     monkeypatch.setattr(torch_devices, "visible_device_type", lambda served: None if "cuda" in served else "cuda")
+    with pytest.raises(NotInstalledError, match=r"'cuda'.*kept out.*poplin-cuda.*accelerator='cpu'"):
+        choose()  # it is installed where these tests run, and not allowed in
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if "site-packages" not in folder])
     with pytest.raises(NotInstalledError, match=r"'cuda'.*pip install poplin-cuda.*accelerator='cpu'"):
         choose()
     assert choose(accelerator="cpu").accelerator.name() == "cpu"

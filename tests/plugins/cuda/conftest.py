@@ -1,11 +1,10 @@
-"""GPUs that aren't here: torch's answers are replaced, and the driver's libraries are compiled from a few lines of C."""
+"""GPUs that aren't here: torch's answers are replaced, and the driver's libraries are made of a few lines of C."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from poplin_cuda import driver
 DRIVER = r"""
 #include <stdlib.h>
 #include <unistd.h>
-static int number(const char *name, int otherwise) { char *value = getenv(name); return value ? atoi(value) : otherwise; }
+static int number(const char *name, int otherwise) { return getenv(name) ? atoi(getenv(name)) : otherwise; }
 
 int cuInit(unsigned flags) { sleep(number("FAKE_SLEEP", 0)); return number("FAKE_ERROR", 0); }
 int cuDeviceGetCount(int *count) { *count = number("FAKE_DEVICES", 0); return 0; }
@@ -72,9 +71,7 @@ def _refuse() -> int:
 
 
 @pytest.fixture
-def gpus(
-    monkeypatch: pytest.MonkeyPatch, library: str, environment: Callable[..., None]
-) -> Iterator[Callable[..., None]]:
+def gpus(monkeypatch: pytest.MonkeyPatch, library: str, environment: Callable[..., None]) -> Callable[..., None]:
     """Four GPUs, as a CUDA build of torch would see them; torch's own reading of the environment is at work."""
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -85,12 +82,11 @@ def gpus(
     monkeypatch.setattr(driver, "NVML", library)
     monkeypatch.setattr(driver, "CUDA", library)
     environment(FAKE_GPUS=4, FAKE_DEVICES=4)
-    yield environment
+    return environment
 
 
 @pytest.fixture
-def without_driver(monkeypatch: pytest.MonkeyPatch, gpus: Any) -> Path:
+def without_driver(monkeypatch: pytest.MonkeyPatch, gpus: Any) -> None:
     """A CUDA build of torch on a machine without a driver."""
     monkeypatch.setattr(driver, "NVML", "libno-such-nvml.so")
     monkeypatch.setattr(driver, "CUDA", "libno-such-cuda.so")
-    return Path()

@@ -55,7 +55,10 @@ def bound(precision: str = "32-true") -> CUDAAccelerator:
 
 
 def test_the_plugin_is_light() -> None:
-    code = "import sys, poplin_cuda.plugin as p; p.poplin_accelerators(); p.poplin_strategies(); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, poplin_cuda.plugin as p; p.poplin_accelerators(); p.poplin_strategies(); "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 

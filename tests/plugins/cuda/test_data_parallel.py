@@ -1,4 +1,4 @@
-"""What ``dp`` does to modules and to the outputs of replicas. Without GPUs torch's DataParallel passes calls through."""
+"""What ``dp`` does to modules and to outputs of replicas. Without GPUs torch's DataParallel passes calls through."""
 
 from __future__ import annotations
 

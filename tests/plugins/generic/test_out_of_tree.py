@@ -1,4 +1,4 @@
-"""An out-of-tree device in torch's one slot (PrivateUse1): a real one to torch, written in Python, in a process of its own."""
+"""An out-of-tree device in torch's one slot (PrivateUse1): real to torch, in Python, in a process of its own."""
 
 from __future__ import annotations
 
