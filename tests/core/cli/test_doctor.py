@@ -85,6 +85,9 @@ def test_a_torch_that_cannot_be_imported_is_one_finding_among_others(poplin, sit
     assert "poplin-core" in text
     assert "free port" in text
     assert "packages" in poplin("env").stdout
+    for words in (["explain"], ["run", "script.py"]):
+        error = poplin(*words, code=1).stderr
+        assert "Traceback" not in error
 
 
 def test_a_torch_that_kills_the_process_is_reported(poplin, site):
