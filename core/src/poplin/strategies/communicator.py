@@ -17,6 +17,7 @@ from torch import Tensor
 
 import poplin.strategies.frames as frames
 from poplin.errors import ArgumentValueError, CollectiveError
+from poplin.strategies.broadcasting import receive, send
 from poplin.strategies.collective_log import Call, CollectiveLog, GroupView
 from poplin.strategies.process_group import SharedGroup, require
 from poplin.strategies.reductions import (
@@ -28,20 +29,6 @@ from poplin.strategies.reductions import (
 )
 
 T = TypeVar("T")
-
-#: dtypes that every backend takes; others travel as bytes where nothing is computed.
-_SENT_AS_THEY_ARE = frozenset(
-    (
-        torch.float32,
-        torch.float64,
-        torch.float16,
-        torch.bfloat16,
-        torch.int8,
-        torch.uint8,
-        torch.int32,
-        torch.int64,
-    )
-)
 
 
 class Communicator:
@@ -72,7 +59,7 @@ class Communicator:
             self._agree(call, f"{call.what} {tensor.layout}")
             raise CollectiveError(f"all_gather takes dense tensors only, and this one is {tensor.layout}.")
         differentiable = sync_grads and tensor.requires_grad and torch.is_grad_enabled()
-        if not differentiable and frames.fits_agreement(tensor) and tensor.device == self._control_device(view):
+        if not differentiable and frames.fits_agreement(tensor) and tensor.device == self.control_device(view):
             return self._gather_with_agreement(tensor, call)
         self._agree(call, call.what)
         if differentiable:
@@ -101,8 +88,8 @@ class Communicator:
                 return tensor
 
         def reduce_flat(part: Tensor, op: Any) -> None:
-            staged = self._staged(part, view)
-            self._run(call, lambda: dist.all_reduce(staged, op=op, group=view.group))
+            staged = self.staged(part, view)
+            self.run(call, lambda: dist.all_reduce(staged, op=op, group=view.group))
             if staged is not part:
                 part.copy_(staged)
 
@@ -124,9 +111,9 @@ class Communicator:
         call = self.log.begin(view, f"reduce_boolean_decision {'all' if all else 'any'}")
         if self.checks_all:
             self._agree(call, call.what)
-        vote = torch.tensor([int(bool(decision))], dtype=torch.int32, device=self._control_device(view))
+        vote = torch.tensor([int(bool(decision))], dtype=torch.int32, device=self.control_device(view))
         op = dist.ReduceOp.MIN if all else dist.ReduceOp.MAX
-        self._run(call, lambda: dist.all_reduce(vote, op=op, group=view.group))
+        self.run(call, lambda: dist.all_reduce(vote, op=op, group=view.group))
         return bool(vote.item())
 
     def broadcast(self, obj: T, src: int = 0) -> T:
@@ -144,9 +131,9 @@ class Communicator:
         if self.checks_all:
             self._agree(call, call.what)
         if src == self.rank:
-            self._send(obj, src, call)
+            send(self, obj, src, call)
             return obj
-        received: T = self._receive(src, call)
+        received: T = receive(self, src, call)
         return received
 
     # --- parts
@@ -155,7 +142,8 @@ class Communicator:
         require(self.shared, what)
         return self.log.view(group)
 
-    def _run(self, call: Call, collective: Callable[[], Any]) -> None:
+    def run(self, call: Call, collective: Callable[[], Any]) -> None:
+        """Run a collective of torch's; where it fails, say which ranks are missing."""
         try:
             collective()
         except RuntimeError as error:
@@ -167,11 +155,11 @@ class Communicator:
         Raises:
             CollectiveError: on every rank, with what each is about to do.
         """
-        self._exchange(call, frames.agreement_frame(what).to(self._control_device(call.view)))
+        self._exchange(call, frames.agreement_frame(what).to(self.control_device(call.view)))
 
     def _gather_with_agreement(self, tensor: Tensor, call: Call) -> Tensor:
         """A small tensor travels in the frame that says what comes: one message instead of two."""
-        part = _bare(tensor)
+        part = frames.bare(tensor)
         mine = frames.agreement_frame(call.what).to(part.device)
         end = frames.INTENT_BYTES + part.nbytes
         mine[frames.INTENT_BYTES : end] = frames.as_bytes(part)
@@ -182,7 +170,7 @@ class Communicator:
         """Everyone's frame, one a row, once it is sure that they agree in what they are about to do."""
         view = call.view
         flat = torch.empty(view.size * len(mine), dtype=torch.uint8, device=mine.device)
-        self._run(call, lambda: frames.all_gather_flat(flat, mine, group=view.group))
+        self.run(call, lambda: frames.all_gather_flat(flat, mine, group=view.group))
         everyone = flat.view(view.size, -1)
         if bool((everyone[:, : frames.INTENT_BYTES] == mine[: frames.INTENT_BYTES]).all()):
             return everyone
@@ -195,11 +183,11 @@ class Communicator:
         )
         raise CollectiveError(f"The ranks differ in what they are about to do: {told}. {hint}")
 
-    def _control_device(self, view: GroupView) -> torch.device:
+    def control_device(self, view: GroupView) -> torch.device:
         """Where frames travel: on the CPU side, if the group has one."""
         return torch.device("cpu") if view.serves("cpu") else self.device
 
-    def _staged(self, tensor: Tensor, view: GroupView) -> Tensor:
+    def staged(self, tensor: Tensor, view: GroupView) -> Tensor:
         """``tensor``, or a copy on the CPU if the group can't take tensors of its device."""
         if view.serves(tensor.device.type) or not view.serves("cpu"):
             return tensor
@@ -207,107 +195,33 @@ class Communicator:
 
     def _gather(self, tensor: Tensor, call: Call) -> Tensor:
         view = call.view
-        part = _bare(tensor)
+        part = frames.bare(tensor)
         gathered = torch.empty((view.size, *part.shape), dtype=part.dtype, device=part.device)
         if part.numel() == 0:
             return gathered
         if view.serves(part.device.type) or not view.serves("cpu"):
-            self._run(call, lambda: frames.all_gather_flat(_flat(gathered), _flat(part), group=view.group))
+            self.run(call, lambda: frames.all_gather_flat(frames.flat(gathered), frames.flat(part), group=view.group))
             return gathered
         staged = torch.empty(gathered.shape, dtype=gathered.dtype)
-        self._run(call, lambda: frames.all_gather_flat(_flat(staged), _flat(part.cpu()), group=view.group))
+        self.run(call, lambda: frames.all_gather_flat(frames.flat(staged), frames.flat(part.cpu()), group=view.group))
         return gathered.copy_(staged)
 
     def _sum_of_own_part(self, stacked: Tensor, call: Call) -> Tensor:
         """The sum over ranks of ``stacked[own index]``: the gradient of a gather."""
         view = call.view
-        parts = _bare(stacked)
+        parts = frames.bare(stacked)
         if parts.is_complex():
             return torch.view_as_complex(self._sum_of_own_part(torch.view_as_real(parts), call))
-        staged = self._staged(parts, view)
+        staged = self.staged(parts, view)
         own = torch.empty(staged.shape[1:], dtype=staged.dtype, device=staged.device)
         if own.numel():
-            self._run(
+            self.run(
                 call,
                 lambda: frames.reduce_scatter_flat(
                     own.view(-1), staged.view(-1), op=dist.ReduceOp.SUM, group=view.group
                 ),
             )
         return own.to(stacked.device)
-
-    # --- broadcast
-
-    def _send(self, obj: Any, src: int, call: Call) -> None:
-        if frames.is_plain(obj):
-            meta = frames.TensorMeta.of(obj).pack()
-            if frames.fits_header(len(meta) + obj.nbytes + 4):
-                self._send_frame(b"S", frames.small_tensor(meta, _bare(obj).cpu()), src, call)
-                return
-            if frames.fits_header(len(meta)):
-                self._send_frame(b"T", meta, src, call)
-                self._send_tensor(obj, src, call)
-                return
-        try:
-            packed, tensors = frames.pack(obj)
-        except Exception as error:
-            reason = f"rank {src} could not pickle a {type(obj).__name__}: {type(error).__name__}: {error}"
-            self._send_frame(b"E", reason.encode()[:4000], src, call)
-            raise CollectiveError(f"Nothing was broadcast: {reason}") from error
-        if frames.fits_header(len(packed)):
-            self._send_frame(b"O", packed, src, call)
-        else:
-            self._send_frame(b"L", len(packed).to_bytes(8, "little"), src, call)
-            self._send_bytes(packed, src, call)
-        for tensor in tensors:
-            self._send_tensor(tensor, src, call)
-
-    def _receive(self, src: int, call: Call) -> Any:
-        frame = torch.empty(frames.HEADER_BYTES, dtype=torch.uint8, device=self._control_device(call.view))
-        self._broadcast(frame, src, call)
-        kind, content = frames.read_header(frame.cpu())
-        if kind == b"E":
-            raise CollectiveError(f"Nothing was broadcast: {content.decode(errors='replace')}")
-        if kind == b"S":
-            return frames.read_small_tensor(content, self.device)
-        if kind == b"T":
-            return self._receive_tensor(frames.TensorMeta.read(content), src, call)
-        packed = content
-        if kind == b"L":
-            size = int.from_bytes(content, "little")
-            buffer = torch.empty(size, dtype=torch.uint8, device=self._control_device(call.view))
-            self._broadcast(buffer, src, call)
-            packed = bytes(buffer.cpu().numpy())
-        tensors = [self._receive_tensor(meta, src, call) for meta in frames.tensors_to_come(packed)]
-        try:
-            return frames.unpack(packed, tensors)
-        except Exception as error:
-            raise CollectiveError(
-                f"Rank {self.rank} could not unpickle what rank {src} broadcast: {type(error).__name__}: {error}"
-            ) from error
-
-    def _send_frame(self, kind: bytes, content: bytes, src: int, call: Call) -> None:
-        self._broadcast(frames.header_frame(kind, content).to(self._control_device(call.view)), src, call)
-
-    def _send_bytes(self, data: bytes, src: int, call: Call) -> None:
-        self._broadcast(
-            torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._control_device(call.view)), src, call
-        )
-
-    def _send_tensor(self, tensor: Tensor, src: int, call: Call) -> None:
-        part = self._staged(_bare(tensor), call.view)
-        self._broadcast(_flat(part), src, call)
-
-    def _receive_tensor(self, meta: frames.TensorMeta, src: int, call: Call) -> Tensor:
-        tensor = meta.make_room(self.device)
-        staged = self._staged(tensor, call.view)
-        self._broadcast(_flat(staged), src, call)
-        if staged is not tensor:
-            tensor.copy_(staged)
-        return tensor.requires_grad_() if meta.grad else tensor
-
-    def _broadcast(self, tensor: Tensor, src: int, call: Call) -> None:
-        if tensor.numel():
-            self._run(call, lambda: dist.broadcast(tensor, src=src, group=call.view.group))
 
 
 class _GatherWithGradient(torch.autograd.Function):
@@ -324,17 +238,3 @@ class _GatherWithGradient(torch.autograd.Function):
         communicator: Communicator = ctx.communicator
         call = communicator.log.begin(ctx.view, "backward of all_gather", grad[0])
         return communicator._sum_of_own_part(grad, call), None, None
-
-
-def _bare(tensor: Tensor) -> Tensor:
-    """The values, contiguous, without a graph and without pending conjugation."""
-    values = tensor.detach()
-    if values.is_conj() or values.is_neg():
-        values = values.resolve_conj().resolve_neg()
-    return values.contiguous()
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """A contiguous tensor as one dimension; bytes, where backends may not know the dtype. Shares the memory."""
-    flat = tensor.view(-1)
-    return flat if flat.dtype in _SENT_AS_THEY_ARE else flat.view(torch.uint8)

@@ -33,6 +33,20 @@ OUT_OF_BAND_BYTES = 1 << 16
 all_gather_flat: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_flat: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+#: dtypes that every backend takes; others travel as bytes where nothing is computed.
+_SENT_AS_THEY_ARE = frozenset(
+    (
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int8,
+        torch.uint8,
+        torch.int32,
+        torch.int64,
+    )
+)
+
 
 def agreement_frame(what: str) -> Tensor:
     """A uint8 tensor of :data:`AGREEMENT_BYTES` that begins with ``what``; a long text is cut, and keeps a digest."""
@@ -197,3 +211,17 @@ def unpack(packed: bytes, tensors: list[Tensor]) -> Any:
     """What :func:`pack` was given."""
     start = 4 + int.from_bytes(packed[:4], "little")
     return _Unpickler(io.BytesIO(packed[start:]), tensors).load()
+
+
+def bare(tensor: Tensor) -> Tensor:
+    """The values, contiguous, without a graph and without pending conjugation."""
+    values = tensor.detach()
+    if values.is_conj() or values.is_neg():
+        values = values.resolve_conj().resolve_neg()
+    return values.contiguous()
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """A contiguous tensor as one dimension; bytes, where backends may not know the dtype. Shares the memory."""
+    flat = tensor.view(-1)
+    return flat if flat.dtype in _SENT_AS_THEY_ARE else flat.view(torch.uint8)
