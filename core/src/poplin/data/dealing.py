@@ -89,6 +89,7 @@ def deal(
     """
     if iteration.rewind is not None:
         iteration.rewind()
+        iteration.rewind = None  # it holds the loader, which holds what holds this: workers would outlive their loader
     first: list[Any] = []
     for place, items in enumerate(rounds(source, world_size, seed, ahead)):
         iteration.started = True

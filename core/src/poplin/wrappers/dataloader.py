@@ -58,14 +58,14 @@ class Delivery:
         self._feed = feed
         self._move = move
         self._iterator, self._iteration = feed.begin()
-        self._next: Callable[[], Any] = self._first
+        self._next: Callable[[], Any] | None = None  # a method of its own would be a circle that outlives its user
 
     def __iter__(self) -> Delivery:
         return self
 
     def __next__(self) -> Any:
         try:
-            batch = self._next()
+            batch = self._first() if self._next is None else self._next()
         except StopIteration:
             self._feed.finish(self._iteration)
             raise
