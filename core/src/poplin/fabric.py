@@ -37,7 +37,7 @@ from poplin.wrappers import setup as wrapping
 from poplin.wrappers.clip import clip_gradients
 from poplin.wrappers.setups import Setups
 from poplin.wrappers.sync import no_backward_sync
-from poplin.wrappers.unwrap import unwrap
+from poplin.wrappers.unwrapping import unwrap
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ def wrapped_attribute(module: nn.Module) -> str | None:
     children = module._modules
     if len(children) != 1:
         return None
-    (name,) = children
+    (name,) = children.keys()  # a script module has no plain dictionary here
     if name in WRAPPER_ATTRIBUTES:
         return name
     if name == "module" and isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):

@@ -11,8 +11,8 @@ __getattr__, __dir__ = lazy_face(
         "FabricModule": "poplin.wrappers.module:FabricModule",
         "FabricOptimizer": "poplin.wrappers.optimizer:FabricOptimizer",
         "MethodDispatch": "poplin.wrappers.dispatch:MethodDispatch",
-        "is_wrapped": "poplin.wrappers.unwrap:is_wrapped",
-        "unwrap": "poplin.wrappers.unwrap:unwrap",
+        "is_wrapped": "poplin.wrappers.unwrapping:is_wrapped",
+        "unwrap": "poplin.wrappers.unwrapping:unwrap",
         # the names that Lightning's users know
         "_FabricDataLoader": "poplin.wrappers.dataloader:FabricDataLoader",
         "_FabricModule": "poplin.wrappers.module:FabricModule",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from poplin.errors import ArgumentTypeError, ArgumentValueError, NotSetUpError, UsageError
-from poplin.wrappers.optimizer import has_part
+from poplin.wrappers.parts import has_part
 
 if TYPE_CHECKING:
     from poplin.wrappers.setups import Setups
@@ -32,7 +32,7 @@ def backward_function(setups: Setups) -> Backward:
             for fire in on_start:
                 fire(loss=tensor)
         try:
-            tensor.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+            tensor.backward(*args, **kwargs)
         except AttributeError:
             _check_tensor(tensor)
             raise

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from poplin.precision.precision import Precision
 from poplin.strategies.strategy import Strategy
+from poplin.wrappers.parts import has_part, is_overridden
 from poplin.wrappers.sharing import (
     Shared,
     delegates,
@@ -195,19 +196,3 @@ def _optimizer_class(link: OptimizerLink, user_class: type) -> type[FabricOptimi
 def _zero_grad(self: Any, set_to_none: bool = True) -> None:
     link = self._poplin_link
     link.strategy.zero_grad(link.optimizer, model=link.model, set_to_none=set_to_none)
-
-
-def is_overridden(extension: Any, base: type, *names: str) -> bool:
-    """Whether the object, or its class, has another one of these methods than ``base`` has."""
-    own = getattr(extension, "__dict__", {})
-    return any(name in own or getattr(type(extension), name) is not getattr(base, name) for name in names)
-
-
-def has_part(strategy: Strategy, precision: Precision, *names: str) -> bool:
-    """Whether strategy or precision has a part in one of these methods, which both have."""
-    return any(
-        is_overridden(extension, base, name)
-        for name in names
-        for extension, base in ((strategy, Strategy), (precision, Precision))
-        if hasattr(base, name)
-    )

@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from poplin.errors import UsageError
 from poplin.strategies.optimizer_state import optimizer_state_by_name, parameter_names
 from poplin.strategies.strategy import Strategy
-from poplin.wrappers.optimizer import is_overridden
+from poplin.wrappers.parts import is_overridden
 
 _RIGHT_ORDER = (
     "Set the module up first, then make the optimizer from its parameters, then set that up: "

@@ -7,7 +7,8 @@ from typing import Any
 
 from poplin.precision.precision import Precision
 from poplin.strategies.strategy import Strategy
-from poplin.wrappers.optimizer import FabricOptimizer, OptimizerLink, has_part
+from poplin.wrappers.optimizer import FabricOptimizer, OptimizerLink
+from poplin.wrappers.parts import has_part
 from poplin.wrappers.sharing import Shared, link_of, made_class, share
 
 

@@ -38,7 +38,8 @@ from poplin.strategies.optimizer_state import optimizer_state_by_name
 from poplin.strategies.strategy import Strategy
 from poplin.wrappers.compile import compilation_of, without_compile
 from poplin.wrappers.module import FabricModule, ModuleLink, wrap_module
-from poplin.wrappers.optimizer import FabricOptimizer, OptimizerLink, is_overridden, wrap_optimizer
+from poplin.wrappers.optimizer import FabricOptimizer, OptimizerLink, wrap_optimizer
+from poplin.wrappers.parts import is_overridden
 from poplin.wrappers.repointing import (
     OptimizerBackup,
     ParametersBefore,

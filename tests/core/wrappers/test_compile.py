@@ -1,0 +1,159 @@
+"""The user's own torch.compile, taken off before setup and put back after it."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from wrapper_doubles import BF16Mixed, BF16True, F16Mixed, Parts, ReplicaStrategy
+
+from poplin.wrappers import FabricModule, is_wrapped, unwrap
+from poplin.wrappers.compile import without_compile
+
+X = torch.ones(2, 4)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.relu(self.layer(x))
+
+    def training_step(self, batch):
+        return self(batch).mean()
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+
+
+class Backend:
+    """Notes the graphs that it gets, and its options."""
+
+    def __init__(self):
+        self.graphs = []
+        self.options = []
+
+    def __call__(self, graph, inputs, **options):
+        self.graphs.append(graph)
+        self.options.append(options)
+        return graph.forward
+
+
+@pytest.mark.parametrize("precision", [None, BF16Mixed, BF16True, F16Mixed])
+def test_a_compiled_module_is_compiled_again_outermost_with_its_own_settings(precision):
+    parts = Parts(precision=precision() if precision else None)
+    backend, module = Backend(), Net()
+    compiled = torch.compile(module, backend=backend, fullgraph=True, options={"mine": 1})
+    optimizer = torch.optim.SGD(compiled.parameters(), lr=0.1)
+    model, optimizer = parts.setup(compiled, optimizer)
+    assert isinstance(without_compile(model), FabricModule)
+    assert is_wrapped(model)
+    assert unwrap(model) is module
+    assert model.module is module
+    assert model.device == torch.device("cpu")
+    assert torch.equal(model(X).float(), without_compile(model)(X).float())
+    assert len(backend.graphs) == 1  # the whole module, precision included, without a graph break
+    assert backend.options == [{"options": {"mine": 1}}] or backend.options == [{"mine": 1}]
+    parts.backward(model(X).float().mean())
+    optimizer.step()
+    assert module.layer.weight.grad is not None
+    if precision is F16Mixed:
+        with pytest.raises(RuntimeError, match="fabric.backward"):
+            model(X).mean().backward()
+
+
+@pytest.mark.parametrize("dynamic", [True, False, None])
+def test_dynamic_shapes_stay_as_asked_for(dynamic):
+    backend = Backend()
+    model = Parts().setup(torch.compile(Net(), backend=backend, dynamic=dynamic))
+    for size in (2, 3, 5, 6):
+        model(torch.ones(size, 4))
+    assert len(backend.graphs) == {True: 1, False: 4, None: 2}[dynamic]
+
+
+@pytest.mark.parametrize("precision", [None, BF16Mixed])
+def test_compiled_after_setup(precision):
+    backend = Backend()
+    model = Parts(precision=precision() if precision else None).setup(Net())
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    assert torch.equal(compiled(X), model(X))
+    assert len(backend.graphs) == 1
+    assert is_wrapped(compiled)
+    compiled.mark_forward_method("training_step")
+    assert compiled.training_step(X).shape == ()
+
+
+def test_compiled_in_place_before_and_after_setup(group):
+    for make in (Parts, lambda: Parts(precision=BF16Mixed()), lambda: Parts(ReplicaStrategy())):
+        for before in (True, False):
+            torch._dynamo.reset()
+            parts, backend, module = make(), Backend(), Net()
+            if before:
+                module.compile(backend=backend)
+            model = parts.setup(module)
+            if not before:
+                model.compile(backend=backend)
+            expected = Net()
+            expected.load_state_dict(model.state_dict())
+            assert torch.allclose(model(X).float(), expected(X), atol=0.02)
+            assert len(backend.graphs) == 1
+            parts.backward(model(X).float().mean())
+            assert module.layer.weight.grad is not None
+
+
+def test_the_compilation_may_stay_inside(group):
+    backend, module = Backend(), Net()
+    for parts in (Parts(), Parts(ReplicaStrategy())):
+        compiled = torch.compile(module, backend=backend)
+        model = parts.setup(compiled, reapply_compile=False)
+        assert isinstance(model, FabricModule)
+        assert isinstance(model, Net)
+        assert model.module is module
+        assert list(model.state_dict()) == ["layer.weight", "layer.bias"]
+        backend.graphs.clear()
+        torch._dynamo.reset()
+        model(X)
+        assert len(backend.graphs) == 1
+
+
+def test_compiled_with_replicas(group):
+    backend = Backend()
+    parts = Parts(ReplicaStrategy())
+    model = parts.setup(torch.compile(Net(), backend=backend))
+    parts.backward(model(X).mean())
+    assert len(backend.graphs) >= 1
+    assert model.layer.weight.grad is not None
+    assert list(without_compile(model).state_dict()) == ["layer.weight", "layer.bias"]
+
+
+def test_a_disabled_compilation():
+    module = torch.compile(Net(), disable=True)
+    assert Parts().setup(module)(X).shape == (2, 4)
+
+
+def test_a_compiled_part_stays_as_it_is():
+    backend = Backend()
+    module = nn.Sequential(torch.compile(nn.Linear(4, 4), backend=backend), nn.ReLU())
+    model = Parts(precision=BF16Mixed()).setup(module)
+    model(X)
+    assert len(backend.graphs) == 1
+
+
+def test_setup_does_not_import_the_compiler():
+    script = """
+import sys, torch
+from poplin import Fabric
+before = "torch._dynamo.eval_frame" in sys.modules
+f = Fabric(accelerator="cpu", devices=1)
+m = torch.nn.Linear(1, 1)
+model, optimizer = f.setup(m, torch.optim.SGD(m.parameters(), lr=0.1))
+print(before, torch.compile.__module__)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["False", "torch"]
