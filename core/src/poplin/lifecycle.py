@@ -60,7 +60,7 @@ def bring_up(fabric: Fabric) -> None:
         if callable(tell):
             tell(fabric.strategy)
     if fabric._callbacks.live("on_preempt"):
-        _preemption(fabric)
+        _preemption(fabric).arm()
 
 
 def require_processes(fabric: Fabric, method: str) -> None:
