@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from poplin.extension import Extension
+from poplin.strategies.clipped import ClippedParameters
 from poplin.strategies.module_names import module_state_dict, with_module_names
 from poplin.strategies.optimizer_state import (
     ParameterNames,
@@ -335,11 +336,13 @@ class Strategy(Extension, ABC):
 
     def _clipped_parameters(self, module: nn.Module | None, optimizer: Optimizer) -> list[nn.Parameter]:
         assert self.precision is not None
-        parameters = list(self.precision.main_params(optimizer))
+        stepped = self.precision.main_params(optimizer)
         if module is None:
-            return parameters
-        wanted = {id(parameter) for parameter in module.parameters()}
-        return [parameter for parameter in parameters if id(parameter) in wanted]
+            return list(stepped)
+        lists: ClippedParameters | None = self.__dict__.get("_clipped")
+        if lists is None:  # a strategy of somebody's may not run the constructor above
+            lists = self._clipped = ClippedParameters()
+        return lists.of(module, optimizer, stepped)
 
     # --- collectives: nothing to do on one device
 
@@ -355,9 +358,7 @@ class Strategy(Extension, ABC):
         """
         return tensor
 
-    def all_reduce(
-        self, tensor: Tensor, group: Any | None = None, reduce_op: ReduceOp | str | None = "mean"
-    ) -> Tensor:
+    def all_reduce(self, tensor: Tensor, group: Any | None = None, reduce_op: ReduceOp | str | None = "mean") -> Tensor:
         """Reduce over ranks, in place, and return it; only the mean of integers is a new float tensor.
 
         Called by ``Fabric.all_reduce`` for each tensor.
