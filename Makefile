@@ -17,7 +17,7 @@ help:
 	@echo 'make check      ruff, mypy and the import contracts'
 	@echo 'make docs       the tests of the documentation: each snippet and each example runs'
 	@echo 'make bench      the benchmarks, as ratios beside plain torch and lightning-fabric'
-	@echo 'make gpu        the tests that need a GPU'
+	@echo 'make gpu        the tests that need a GPU, and the measurements'
 	@echo 'make test-tpu   the tests of the TPU plugin, in an environment of their own'
 	@echo 'make clean      remove .venv and what the tools have cached'
 
@@ -58,9 +58,9 @@ docs: $(STAMP)
 bench: $(STAMP)
 	@set -e; for file in tests/benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file; done
 
-gpu: $(STAMP)
-	@if [ -d tests/gpu ]; then $(PYTEST) -m gpu tests/gpu $(ARGS); \
-	else echo 'make gpu: there is no GPU plugin here yet, so there is nothing to run.'; fi
+# Without a network, on the machine's own Python and torch, if `tests/gpu/run pack` has been run before (docs/gpu.md).
+gpu:
+	@tests/gpu/run $(ARGS)
 
 test-tpu:
 	@echo 'make test-tpu: there is no TPU plugin here yet, so there is nothing to run.'
