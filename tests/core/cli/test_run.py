@@ -6,8 +6,9 @@ from poplin.testing.distributions import make_distribution
 
 SCRIPT = """
 import json, os, sys
+from poplin import registry
 told = {name: value for name, value in os.environ.items() if name.startswith("LT_")}
-print(json.dumps({"arguments": sys.argv[1:], "environment": told}))
+print(json.dumps({"arguments": sys.argv[1:], "environment": told, "loggers": registry.names("loggers")}))
 """
 PLUGIN = """
 from poplin import hookimpl, lazy
@@ -34,7 +35,7 @@ def test_unknown_names_are_refused_before_anything_runs(poplin, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_third_partys_name_and_the_scripts_own_arguments(poplin, site, tmp_path):
+def test_a_third_partys_name_and_what_reaches_the_script(poplin, site, tmp_path):
     make_distribution(
         site,
         "acme",
@@ -44,9 +45,13 @@ def test_a_third_partys_name_and_the_scripts_own_arguments(poplin, site, tmp_pat
     )
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    done = poplin("run", "--strategy", "acme", "--accelerator=cpu", "--num_nodes", 1, script, "--", "--devices", "7")
+    (tmp_path / "mine.py").write_text("import poplin\npoplin.register('loggers', 'mine', dict)\n")
+    options = ["--strategy", "acme", "--accelerator=cpu", "--num_nodes", 1]
+    done = poplin("-p", "mine", "run", "-p", "no:csv", *options, script, "--", "--devices", "7")
     told = json.loads(done.stdout.strip().splitlines()[-1])
     assert told["arguments"] == ["--", "--devices", "7"]
     assert told["environment"]["LT_STRATEGY"] == "acme"
     assert told["environment"]["LT_ACCELERATOR"] == "cpu"
     assert told["environment"]["LT_CLI_USED"] == "1"
+    assert "mine" in told["loggers"]
+    assert "csv" not in told["loggers"]
