@@ -170,4 +170,5 @@ def _deliver(signum: int, handler: Any, frame: FrameType | None) -> None:
 def _tell_launcher(armed: bool) -> None:
     from poplin.launchers import guest
 
+    guest.on_notice = notify_all
     guest.tell("armed", armed)

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
@@ -24,6 +25,8 @@ from poplin.utilities import final, unwinding
 
 #: How often a process looks whether the launching one still lives, in seconds.
 _WATCH_SECONDS = 1.0
+#: Asked first when the launching process hands on a signal that is meant for the run; says whether anyone listens.
+on_notice: Callable[[int], bool] | None = None
 
 
 class Guest:
@@ -124,9 +127,7 @@ class Guest:
 
     def _notice(self, signum: int) -> None:
         """The launching process got a signal that is meant for the run."""
-        from poplin import preemption
-
-        if not preemption.notify_all(signum):
+        if on_notice is None or not on_notice(signum):
             unwinding.signal_main_thread(signum)
 
     def _end(self, grace: float) -> None:
