@@ -55,8 +55,8 @@ def test_offers() -> None:
         accelerator = offer()
         assert accelerator.name() == name
         assert CPUAccelerator.priority < accelerator.priority < 0
-        assert "auto" in accelerator.roles
-        assert ("gpu" in accelerator.roles) == (name == "xpu")
+        if name != "torch":  # whose roles depend on what torch reports, and who serves it
+            assert accelerator.roles == (("auto", "gpu") if name == "xpu" else ("auto",))
 
 
 @pytest.mark.parametrize("name", ["xpu", "npu", "hpu", "mtia", "torch"])
