@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,8 @@ from poplin.strategies.recorder import INTERVAL, Record
 
 #: How long stragglers may take to show up, in seconds, once a collective has failed because a peer is gone.
 STRAGGLER_SECONDS = 2.0
+#: How many ranks a message names at most.
+NAMED = 16
 #: The name under which calls of engines are counted: they are no collectives of a strategy's.
 ENGINE = "engine"
 #: Words in torch's messages that say that a peer didn't answer, as opposed to arguments that can't be used.
@@ -160,20 +163,22 @@ class CollectiveLog:
         if self.recorder.store is None:
             return "who is missing is not known, as this process group's store can't be read."
         if missing:
-            told = "; ".join(f"rank {rank} {self._last_seen(call.view.key, rank, records[rank])}" for rank in missing)
-            return f"missing {'is rank' if len(missing) == 1 else 'are ranks'} {', '.join(map(str, missing))} ({told})."
+            told = "; ".join(
+                f"rank {rank} {self._last_seen(call.view.key, rank, records[rank])}" for rank in missing[:NAMED]
+            )
+            return f"missing {'is' if len(missing) == 1 else 'are'} {name_ranks(missing)} ({told})."
         differing = [
             rank for rank, record in records.items() if record.number == call.number and record.what != call.what
         ]
         if differing:
-            told = "; ".join(f"rank {rank} called {records[rank].what}" for rank in differing)
+            told = "; ".join(f"rank {rank} called {records[rank].what}" for rank in differing[:NAMED])
             return f"the ranks are in different collectives: {told}, and rank {self.rank} {call.what}."
         for rank in records:
             last_words = self.recorder.gave_up(call.view.key, rank)
             if last_words.number == call.number:
                 return f"rank {rank} has given up before: {last_words.what}"
         ahead = [rank for rank, record in records.items() if record.number > call.number]
-        told = f"rank(s) {', '.join(map(str, ahead))} went on to a later one" if ahead else "all ranks came to it"
+        told = f"{name_ranks(ahead)} went on to a later one" if ahead else "all ranks came to it"
         return f"{told}, and then a connection was lost: a process has probably died."
 
     def _last_seen(self, key: str, rank: int, record: Record) -> str:
@@ -185,6 +190,13 @@ class CollectiveLog:
         if other.number:
             seen += f"; {'apart from the engine' if key == ENGINE else 'its engine'} it was last in {other.what}"
         return f"{seen}{', and has closed its Fabric since' if self.recorder.has_left(rank) else ''}"
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """``"rank 3"``, ``"ranks 3, 4"``; of many only the first."""
+    more = len(ranks) - NAMED
+    listed = ", ".join(map(str, ranks[:NAMED])) + (f" and {more} more" if more > 0 else "")
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
 
 
 def is_peer_failure(error: RuntimeError) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 import poplin.strategies.frames as frames
 from poplin.errors import ArgumentValueError, CollectiveError
 from poplin.strategies.broadcasting import receive, send
-from poplin.strategies.collective_log import Call, CollectiveLog, GroupView
+from poplin.strategies.collective_log import Call, CollectiveLog, GroupView, name_ranks
 from poplin.strategies.process_group import SharedGroup, require
 from poplin.strategies.reductions import (
     is_without_average,
@@ -175,7 +175,10 @@ class Communicator:
         if bool((everyone[:, : frames.INTENT_BYTES] == mine[: frames.INTENT_BYTES]).all()):
             return everyone
         intents = dict(zip(view.ranks, frames.read_intents(everyone.cpu()), strict=True))
-        told = "; ".join(f"rank {rank}: {intent or '(nothing readable)'}" for rank, intent in intents.items())
+        by_intent: dict[str, list[int]] = {}
+        for rank, intent in intents.items():
+            by_intent.setdefault(intent or "(nothing readable)", []).append(rank)
+        told = "; ".join(f"{name_ranks(ranks)}: {intent}" for intent, ranks in by_intent.items())
         hint = (
             "Pad the tensors to one shape, or gather them as objects."
             if all(intent.startswith("all_gather ") for intent in intents.values())

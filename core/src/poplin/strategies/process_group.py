@@ -7,6 +7,7 @@ and at the end of the process at the latest.
 from __future__ import annotations
 
 import atexit
+import collections
 import os
 import threading
 from collections.abc import Mapping
@@ -87,8 +88,11 @@ class SharedGroup:
 
 _lock = threading.RLock()
 _shared: SharedGroup | None = None
-#: How many groups were made or adopted; part of each one's keys in the store, so that a later one never reads them.
-_generation = 0
+#: How many groups were made at each meeting point, and how many were adopted: part of a group's keys in the store, so
+#: that a later one never reads them. (Some stores outlive groups, torchrun's own for one.) Counted by meeting point,
+#: because only the ranks that meet there have the same past.
+_made: collections.Counter[tuple[str, int]] = collections.Counter()
+_adopted = 0
 #: The store of the latest meeting point. It outlives the group: a rank that is quicker to make the next one must not
 #: meet the dying server of the last. torch's own groups at the same address share the server.
 _base_store: tuple[tuple[str, int, int, int], Store] | None = None
@@ -196,16 +200,14 @@ def exists() -> bool:
 
 
 def _make(spec: str, rendezvous: Rendezvous, timeout: timedelta | None, device: torch.device | None) -> SharedGroup:
-    global _generation
-    _generation += 1
-    where = f"{rendezvous.address}:{rendezvous.port}"
+    point = (rendezvous.address, rendezvous.port)
+    _made[point] += 1
     try:
         base = _connect(rendezvous, timeout or DEFAULT_TIMEOUT)
         options: dict[str, Any] = {} if device is None or device.type == "cpu" else {"device_id": device}
         dist.init_process_group(
             spec,
-            # Keys of an earlier group must not be read again: some stores outlive groups (torchrun's own does).
-            store=PrefixStore(f"poplin/group{_generation}", base),
+            store=PrefixStore(f"poplin/group{_made[point]}", base),
             rank=rendezvous.rank,
             world_size=rendezvous.world_size,
             timeout=timeout or DEFAULT_TIMEOUT,
@@ -216,15 +218,15 @@ def _make(spec: str, rendezvous: Rendezvous, timeout: timedelta | None, device: 
             dist.destroy_process_group()
         raise LaunchError(
             f"Rank {rendezvous.rank} could not bring up the process group ({spec!r}, {rendezvous.world_size} "
-            f"process(es) meeting at {where}): {_first_line(error)} Check that every rank was started, with the same "
-            "address and port, and that nothing else uses the port."
+            f"process(es) meeting at {rendezvous.address}:{rendezvous.port}): {_first_line(error)} Check that every "
+            "rank was started, with the same address and port, and that nothing else uses the port."
         ) from error
     world = dist.group.WORLD
     assert world is not None
     return SharedGroup(
         world,
         owned=True,
-        recorder=Recorder(PrefixStore(f"poplin/log{_generation}", base), rendezvous.rank),
+        recorder=Recorder(PrefixStore(f"poplin/log{_made[point]}", base), rendezvous.rank),
         timeout=timeout or DEFAULT_TIMEOUT,
         backends=parse_spec(str(dist.get_backend_config())),
     )
@@ -250,12 +252,12 @@ def _connect(rendezvous: Rendezvous, timeout: timedelta) -> Store:
 
 
 def _adopt() -> SharedGroup:
-    global _generation
-    _generation += 1
+    global _adopted
+    _adopted += 1
     world = dist.group.WORLD
     assert world is not None
     get_store = getattr(dist.distributed_c10d, "_get_default_store", None)  # torch has no public way to it
-    store = None if get_store is None else PrefixStore(f"poplin/log{_generation}", get_store())
+    store = None if get_store is None else PrefixStore(f"poplin/adopted{_adopted}", get_store())
     return SharedGroup(
         world,
         owned=False,
