@@ -7,7 +7,7 @@ and the ``params`` of each group carry the user's parameter names instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -58,7 +58,9 @@ def optimizer_state_by_name(
         )
     return {
         "state": {
-            names[parameter]: {key: full(value) if isinstance(value, Tensor) else value for key, value in state.items()}
+            names[cast(nn.Parameter, parameter)]: {
+                key: full(value) if isinstance(value, Tensor) else value for key, value in state.items()
+            }
             for parameter, state in optimizer.state.items()
         },
         "param_groups": [
