@@ -1,5 +1,12 @@
 """What a script registers by itself, and how it reaches the workers."""
 
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
 
 def test_a_script_registers_names_in_every_form(run):
     result = run("""
@@ -256,3 +263,35 @@ def test_a_subclass_of_a_plugins_class_belongs_to_that_plugin(run, tmp_path):
     """)
     assert result["not loaded"] == ["acme", False]
     assert result["owners"] == ["acme", "acme", None, None, None, None]
+
+
+TYPED_PLUGIN = Path(__file__).with_name("typed_plugin.py")
+
+
+def test_a_plugin_module_that_a_script_registers_takes_part_in_everything(run, tmp_path):
+    shutil.copy(TYPED_PLUGIN, tmp_path)
+    result = run("""
+        import typed_plugin
+        register(typed_plugin)
+        class Accelerator:
+            def name(self): return "cpu"
+        result["auto"] = hookspecs.select_strategy(
+            accelerator=Accelerator(), num_devices=1, num_nodes=1, interactive=False
+        )[0]
+        result["redirect"] = [hookspecs.redirect_strategy(name, None)[0] for name in ("nothing", "typed")]
+        result["calls"] = typed_plugin.register_counter().calls
+    """)
+    assert result["auto"] == "typed"
+    assert result["redirect"] == ["typed", None]
+    assert result["calls"] == 0
+
+
+@pytest.mark.slow
+def test_mypy_accepts_a_typed_plugin_in_strict_mode():
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", str(TYPED_PLUGIN)],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
