@@ -90,6 +90,24 @@ class Callbacks:
         if not heard and name not in self._checked_names:
             self._warn_about_typo(name)
 
+    def tell(self, name: str, **kwargs: Any) -> list[tuple[Any, Exception]]:
+        """Run the method ``name`` of each callback, whatever the others do: for the end of a run.
+
+        Returns:
+            The callbacks that failed, and with what.
+        """
+        failed: list[tuple[Any, Exception]] = []
+        for callback in tuple(self._callbacks):
+            method = getattr(callback, name, None)
+            if not callable(method):
+                continue
+            accepted = self._accepted_keywords(method)
+            try:
+                method(**{key: value for key, value in kwargs.items() if accepted is None or key in accepted})
+            except Exception as failure:
+                failed.append((callback, failure))
+        return failed
+
     def _handler(self, name: str) -> Callable[..., Any]:
         def fire(**kwargs: Any) -> None:
             self._fire(name, **kwargs)

@@ -498,14 +498,16 @@ class Fabric:
             ArgumentTypeError, ArgumentValueError: a filter that can't be meant; before anything is written.
         """
         lifecycle.require_processes(self, "save")
+        where: Any = path
+        what: Any = state
         if isinstance(path, Mapping):
-            path, state = state, path
+            where, what = state, path
             rank_zero_deprecation("Fabric.save(state, path) is the old order: write Fabric.save(path, state).")
         checkpoint_state.save(
-            path, state, strategy=self.strategy, precision=self.precision, setups=self._setups, filter=filter
+            where, what, strategy=self.strategy, precision=self.precision, setups=self._setups, filter=filter
         )
         for fire in self._callbacks.live("on_save"):
-            fire(path=path, state=state)
+            fire(path=where, state=what)
 
     def save_async(self, path: StoragePath, state: Any) -> Any:
         """Write a checkpoint in the background: the state is the one at this call, whatever changes afterwards.

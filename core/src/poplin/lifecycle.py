@@ -168,16 +168,16 @@ def close(fabric: Fabric, error: BaseException | None = None) -> None:
     life = fabric._life
     if life.closed:
         return
+    life.closed = True  # first, so that a callback which closes does not come here again
     if error is not None:
         _tell(fabric, "on_exception", exception=error)
     _tell(fabric, "on_close")
-    life.closed = True
     failure: BaseException | None = None
     for logger in fabric._loggers:
         finalize = getattr(logger, "finalize", None)
         if callable(finalize):
-            failure = _attempt(lambda finalize=finalize: finalize("success" if error is None else "failed"), failure)
-    failure = _attempt(lambda: fabric._setups.finish(), failure)
+            failure = _attempt(functools.partial(finalize, "success" if error is None else "failed"), failure)
+    failure = _attempt(fabric._setups.finish, failure)
     failure = _attempt(lambda: asynchronous.close(fabric.strategy, failed=error is not None), failure)
     hookspecs.fabric_closed(fabric)
     failure = _teardown(fabric, failure=failure)
@@ -192,11 +192,8 @@ def close(fabric: Fabric, error: BaseException | None = None) -> None:
 
 
 def _tell(fabric: Fabric, hook: str, **kwargs: Any) -> None:
-    for fire in fabric._callbacks.live(hook):
-        try:
-            fire(**kwargs)
-        except Exception as failure:
-            warnings.warn(f"A callback failed in {hook}: {type(failure).__name__}: {failure}", stacklevel=4)
+    for callback, failure in fabric._callbacks.tell(hook, **kwargs):
+        warnings.warn(f"{type(callback).__name__}.{hook} failed: {type(failure).__name__}: {failure}", stacklevel=4)
 
 
 def _teardown(fabric: Fabric, failure: BaseException | None = None, suppressed: bool = False) -> BaseException | None:

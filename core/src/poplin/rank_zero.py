@@ -21,7 +21,7 @@ __all__ = ["rank_zero_debug", "rank_zero_deprecation", "rank_zero_info", "rank_z
 
 def set_rank(rank: int) -> None:
     """Say which global rank this process has, for everything guarded by ``rank_zero_only``."""
-    rank_zero_only.rank = rank
+    setattr(rank_zero_only, "rank", rank)  # noqa: B010 - an attribute that the library's types don't tell of
 
 
 def rank_from_environment() -> int:

@@ -126,13 +126,26 @@ def test_a_callback_that_fails_while_closing_never_hides_the_first_error():
         def on_close(self):
             raise ValueError("third")
 
+    witness = Witness()
+
     with (
         pytest.warns(UserWarning, match="second"),
         pytest.warns(UserWarning, match="third"),
         pytest.raises(RuntimeError, match="first"),
-        Fabric(accelerator="cpu", devices=1, callbacks=Bad()),
+        Fabric(accelerator="cpu", devices=1, callbacks=[Bad(), witness]),
     ):
         raise RuntimeError("first")
+    assert [str(seen) for seen in witness.seen] == ["first", "close"]  # the others are told all the same
+
+
+def test_a_callback_may_close_the_fabric_itself():
+    class Closer:
+        def on_close(self):
+            fabric.barrier()  # still there
+            fabric.close()
+
+    fabric = Fabric(accelerator="cpu", devices=1, callbacks=Closer())
+    fabric.close()
 
 
 def test_on_after_setup_fires_once_for_each_module():

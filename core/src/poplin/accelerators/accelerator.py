@@ -23,13 +23,13 @@ class Accelerator(Extension, ABC):
     module (``torch.get_device_module``).
     """
 
-    #: torch's device type (``torch.device(device_type, 0)`` is a device). No default: a silent CPU must not be possible.
+    #: torch's device type: ``torch.device(device_type, 0)`` is a device. No default, so that nothing is a CPU in silence.
     device_type: ClassVar[str]
     #: The roles it takes: ``("auto",)``, with ``"gpu"`` too for a GPU, ``()`` for what must be asked for by name.
     roles: ClassVar[tuple[str, ...]] = ("auto",)
     #: Among the available accelerators of a role the highest priority wins.
     priority: ClassVar[int] = 0
-    #: Name of the process-group backend for its tensors. None: only strategies with their own way serve several devices.
+    #: Process-group backend for its tensors. None: only strategies with a way of their own serve several devices.
     collective_backend: ClassVar[str | None] = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Accelerator:

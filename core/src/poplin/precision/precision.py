@@ -43,7 +43,7 @@ class Precision(Extension):
         self.device_type = selection.accelerator.device_type
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        """Change the dtype of ``module``'s parameters, in place, and return it. Called by setup, if ``converts_module``."""
+        """Change the dtype of parameters, in place, and return the module. Called by setup, if ``converts_module``."""
         return module
 
     def tensor_init_context(self) -> AbstractContextManager[Any]:
@@ -77,7 +77,7 @@ class Precision(Extension):
         """Called by ``Strategy.backward`` right after :meth:`backward`."""
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        """Step ``optimizer`` and return what it returned (the closure's loss). Called by ``Strategy.optimizer_step``."""
+        """Step, and return what the optimizer returned: the closure's loss. Called by ``Strategy.optimizer_step``."""
         return optimizer.step(**kwargs) if closure is None else optimizer.step(closure, **kwargs)
 
     def main_params(self, optimizer: Optimizer) -> Iterator[nn.Parameter]:

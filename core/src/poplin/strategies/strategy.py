@@ -42,7 +42,8 @@ class Strategy(Extension, ABC):
 
     ``module`` is what :meth:`setup_module` returned and ``optimizer`` what :meth:`setup_optimizer` returned,
     unless a method says otherwise; ``names`` is ``{parameter: the user's name}``. Getters and setters of state
-    are collectives: if one rank raises, all raise. Must be given: :attr:`root_device`. The defaults suit one plain device.
+    are collectives: if one rank raises, all raise. Must be given: :attr:`root_device`. The defaults suit one plain
+    device.
 
     Args:
         accelerator, parallel_devices, checkpoint_io, precision: what the user fixed on the strategy object; each is
@@ -240,7 +241,7 @@ class Strategy(Extension, ABC):
         return method
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """Wrap a dataloader, or change how it yields. Called once for each that is set up. A plain one is fine as it is."""
+        """Wrap a dataloader, or change how it yields; a plain one is fine. Called once for each that is set up."""
         return dataloader
 
     def tensor_init_context(self) -> AbstractContextManager[Any]:
@@ -266,7 +267,7 @@ class Strategy(Extension, ABC):
     # --- steps
 
     def backward(self, tensor: Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:
-        """Run the backward pass. Called by ``Fabric.backward``; bound to ``Tensor.backward`` where nobody has a part in it."""
+        """Run the backward pass. Called by ``Fabric.backward``, unless nobody has a part in it."""
         assert self.precision is not None
         self.precision.pre_backward(tensor, module)
         self.precision.backward(tensor, module, *args, **kwargs)
@@ -329,7 +330,7 @@ class Strategy(Extension, ABC):
         )
 
     def clip_gradients_value(self, module: nn.Module | None, optimizer: Optimizer, clip_val: float) -> None:
-        """Clip each gradient to ``[-clip_val, clip_val]``; they are unscaled first. Called by ``Fabric.clip_gradients``."""
+        """Clip gradients, unscaled first, to ``[-clip_val, clip_val]``. Called by ``Fabric.clip_gradients``."""
         assert self.precision is not None
         self.precision.unscale_gradients(optimizer)
         nn.utils.clip_grad_value_(self._clipped_parameters(module, optimizer), clip_val)
@@ -347,7 +348,7 @@ class Strategy(Extension, ABC):
     # --- collectives: nothing to do on one device
 
     def all_gather(self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False) -> Tensor:
-        """``tensor`` of every rank, stacked in a new first dimension: ``(world size, *shape)``. As it is at world size 1.
+        """``tensor`` of every rank in a new first dimension: ``(world size, *shape)``. As it is at world size 1.
 
         Called by ``Fabric.all_gather`` for each tensor.
 
@@ -413,7 +414,9 @@ class Strategy(Extension, ABC):
     def get_optimizer_state(
         self, optimizer: Optimizer | nn.Module, names: ParameterNames, sharded: bool = False
     ) -> dict[str, Any]:
-        """The optimizer's state by parameter name; see :mod:`poplin.strategies.optimizer_state`. Called by ``Fabric.save``.
+        """The optimizer's state by parameter name, as ``poplin.strategies.optimizer_state_by_name``.
+
+        Called by ``Fabric.save``.
 
         Args:
             optimizer: what :meth:`setup_optimizer` returned; the engine, if :attr:`owns_parameters`.
