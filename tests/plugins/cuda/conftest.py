@@ -57,13 +57,17 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]
     for name in (*driver.VARIABLES, "WORLD_SIZE", "RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     driver._counted.cache_clear()
+    driver._ask_nvml.cache_clear()
 
     def set_them(**variables: Any) -> None:
+        driver._counted.cache_clear()
+        driver._ask_nvml.cache_clear()
         for name, value in variables.items():
             monkeypatch.setenv(name, str(value))
 
     yield set_them
     driver._counted.cache_clear()
+    driver._ask_nvml.cache_clear()
 
 
 def _refuse() -> int:

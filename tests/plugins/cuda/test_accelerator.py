@@ -47,9 +47,11 @@ def matmul(monkeypatch: pytest.MonkeyPatch) -> Any:
     return choose
 
 
-def bound(precision: str = "32-true") -> CUDAAccelerator:
+def bound(precision: str = "32-true", rank: int = 0) -> CUDAAccelerator:
     accelerator = CUDAAccelerator()
-    selection: Any = SimpleNamespace(precision=SimpleNamespace(precision=precision))
+    selection: Any = SimpleNamespace(
+        precision=SimpleNamespace(precision=precision), environment=SimpleNamespace(global_rank=lambda: rank)
+    )
     accelerator.bind(selection)
     return accelerator
 
@@ -88,6 +90,8 @@ def test_a_device_is_made_current_and_no_other_type(device: Any, notes: list[str
 
 def test_idle_tensor_cores_are_told_once(device: Any, notes: list[str], matmul: Any) -> None:
     matmul("none")
+    bound(rank=1).setup_device(torch.device("cuda", 1))
+    assert notes == []
     bound().setup_device(torch.device("cuda", 0))
     bound().setup_device(torch.device("cuda", 1))
     assert len(notes) == 1

@@ -14,6 +14,7 @@ from poplin.utilities import rank_zero_info
 from poplin_cuda import driver, peak
 
 if TYPE_CHECKING:
+    from poplin.environments import ClusterEnvironment
     from poplin.selection import Selection
 
 
@@ -31,6 +32,7 @@ class CUDAAccelerator(Accelerator):
 
     def __init__(self) -> None:
         self._precision = "32-true"
+        self._environment: ClusterEnvironment | None = None
 
     @staticmethod
     def name() -> str:
@@ -47,6 +49,7 @@ class CUDAAccelerator(Accelerator):
 
     def bind(self, selection: Selection) -> None:
         self._precision = selection.precision.precision
+        self._environment = selection.environment
 
     def setup_device(self, device: torch.device) -> None:
         """Make ``device`` the current one, and say once on rank 0 if its Tensor Cores lie idle.
@@ -57,6 +60,8 @@ class CUDAAccelerator(Accelerator):
         if device.type != "cuda":
             raise ArgumentValueError(f"{device} is no CUDA device, and the accelerator is 'cuda'.")
         super().setup_device(device)
+        if self._environment is not None and self._environment.global_rank() != 0:
+            return
         if self._precision == "32-true" and not _matmul_precision_was_chosen() and _has_tf32(device):
             _tell_of_tensor_cores(torch.cuda.get_device_name(device))
 

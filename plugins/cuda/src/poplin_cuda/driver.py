@@ -8,6 +8,7 @@ process made for that asks the driver.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import json
@@ -133,8 +134,9 @@ def _initialized() -> bool:
 # --- NVML
 
 
+@functools.lru_cache(maxsize=1)
 def _ask_nvml() -> _Nvml:
-    """NVML's answer, from a thread that is left alone if it takes too long."""
+    """NVML's answer, from a thread that is left alone if it takes too long. What it tells doesn't change."""
     answers: list[_Nvml] = []
     thread = threading.Thread(target=lambda: answers.append(_read_nvml()), daemon=True, name="nvml")
     thread.start()
@@ -191,13 +193,18 @@ def _ask_driver(question: str, kind: str) -> dict[str, Any]:
     libraries = [str(Path(torch.__file__).parent / "lib" / HIP), HIP] if kind == "hip" else [CUDA]
     command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("probe.py")), question, kind, *libraries]
     nothing = {"count": 0, "usable": [], "driver": True}
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT, check=False)
+        output, errors = process.communicate(timeout=TIME_LIMIT)
     except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # what a driver holds on to may never end
+            process.communicate(timeout=1)
         return {**nothing, "error": f"no answer within {TIME_LIMIT:g} s"}
     try:
-        answer: dict[str, Any] = json.loads(done.stdout)
+        answer: dict[str, Any] = json.loads(output)
     except ValueError:
-        last = done.stderr.strip().rpartition("\n")[2]
-        return {**nothing, "error": f"the process that asked it ended with code {done.returncode} ({last})"}
+        last = errors.strip().rpartition("\n")[2]
+        return {**nothing, "error": f"the process that asked it ended with code {process.returncode} ({last})"}
     return answer
