@@ -34,7 +34,7 @@ def send(via: Communicator, obj: Any, src: int, call: Call) -> None:
         CollectiveError: it can't be pickled; on the receivers too.
     """
     if frames.is_plain(obj):
-        meta = frames.TensorMeta.of(obj).pack()
+        meta = frames.pack_meta(obj)
         if frames.fits_header(len(meta) + obj.nbytes + 4):
             _send_frame(via, b"S", frames.small_tensor(meta, frames.bare(obj).cpu()), src, call)
             return

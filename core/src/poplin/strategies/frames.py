@@ -46,6 +46,8 @@ _SENT_AS_THEY_ARE = frozenset(
         torch.int64,
     )
 )
+#: dtypes that numpy knows too.
+_OF_NUMPY = _SENT_AS_THEY_ARE - {torch.bfloat16}
 
 
 def agreement_frame(what: str) -> Tensor:
@@ -103,7 +105,8 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 def small_tensor(meta: bytes, tensor: Tensor) -> bytes:
     """A tensor and its :class:`TensorMeta`, packed, for a header."""
-    return len(meta).to_bytes(4, "little") + meta + bytes(as_bytes(tensor).numpy())
+    values = tensor if tensor.dtype in _OF_NUMPY else as_bytes(tensor)
+    return len(meta).to_bytes(4, "little") + meta + values.numpy().tobytes()
 
 
 def read_small_tensor(content: bytes, device: torch.device) -> Tensor:
@@ -127,18 +130,8 @@ class TensorMeta(NamedTuple):
     grad: bool
 
     @classmethod
-    def of(cls, tensor: Tensor) -> TensorMeta:
-        """That of ``tensor``."""
-        grad = tensor.requires_grad
-        return cls(tensor.dtype, tuple(tensor.shape), tensor.device.type != "cpu", grad and tensor.is_leaf)
-
-    def pack(self) -> bytes:
-        """As bytes."""
-        return _packed(self)
-
-    @classmethod
     def read(cls, data: bytes) -> TensorMeta:
-        """What :meth:`pack` made."""
+        """What :func:`pack_meta` made."""
         name, on_device, grad, *shape = data.decode().split(" ")
         return cls(getattr(torch, name), tuple(map(int, shape)), on_device == "1", grad == "1")
 
@@ -157,10 +150,16 @@ def is_plain(obj: Any) -> bool:
     )
 
 
+def pack_meta(tensor: Tensor) -> bytes:
+    """The :class:`TensorMeta` of ``tensor``, as bytes."""
+    grad = tensor.requires_grad and tensor.is_leaf
+    return _packed(tensor.dtype, tensor.shape, tensor.device.type != "cpu", grad)
+
+
 @functools.lru_cache(maxsize=1024)
-def _packed(meta: TensorMeta) -> bytes:
-    numbers = (meta.on_device, meta.grad, *meta.shape)
-    return f"{str(meta.dtype).removeprefix('torch.')} {' '.join(map(str, map(int, numbers)))}".encode()
+def _packed(dtype: torch.dtype, shape: torch.Size, on_device: bool, grad: bool) -> bytes:
+    numbers = (on_device, grad, *shape)
+    return f"{str(dtype).removeprefix('torch.')} {' '.join(map(str, map(int, numbers)))}".encode()
 
 
 class _Pickler(pickle.Pickler):
@@ -197,7 +196,7 @@ def pack(obj: Any) -> tuple[bytes, list[Tensor]]:
     buffer = io.BytesIO()
     pickler = _Pickler(buffer)
     pickler.dump(obj)
-    meta = b"|".join(TensorMeta.of(tensor).pack() for tensor in pickler.tensors)
+    meta = b"|".join(pack_meta(tensor) for tensor in pickler.tensors)
     return len(meta).to_bytes(4, "little") + meta + buffer.getvalue(), pickler.tensors
 
 

@@ -41,9 +41,11 @@ class Recorder:
         self.rank = rank
         self.pid = os.getpid()
         self._numbers: dict[str, int] = {}
-        self._pending: dict[str, tuple[int, object]] = {}
+        #: key in the store → the latest record; what has been sent of it
+        self._latest: dict[str, tuple[int, object]] = {}
+        self._flushed: dict[str, tuple[int, object]] = {}
         self._sent = 0.0
-        self._lock, self._sending = threading.Lock(), threading.Lock()
+        self._sending = threading.Lock()
         self._dirty, self._closed = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         _open.add(self)
@@ -63,7 +65,7 @@ class Recorder:
         number = self._numbers[key] = self._numbers.get(key, 0) + 1
         if self.store is None:
             return number
-        self._put(f"{key}/{self.rank}", (number, what))
+        self._latest[key] = (number, what)
         if time.monotonic() - self._sent >= INTERVAL:
             self.flush()
         elif not self._dirty.is_set():
@@ -75,12 +77,12 @@ class Recorder:
 
     def give_up(self, key: str, number: int, told: str) -> None:
         """This rank gave up a collective: a rank that comes late finds nobody, and reads why."""
-        self._put(f"{key}/{self.rank}/gave_up", (number, told))
+        self._latest[f"{key}/gave_up"] = (number, told)
         self.flush()
 
     def leave(self) -> None:
         """This rank has closed its Fabric, and comes to no further collective."""
-        self._put(f"left/{self.rank}", (0, "left"))
+        self._latest["left"] = (0, "left")
         self.flush()
         self.close()
 
@@ -88,17 +90,14 @@ class Recorder:
         """Send what has not been sent."""
         with self._sending:
             self._sent = time.monotonic()
-            with self._lock:
-                pending, self._pending = self._pending, {}
-            if self.store is not None:
-                # If the host of the store is gone, the collective itself will tell.
-                with contextlib.suppress(RuntimeError):
-                    for key, (number, what) in pending.items():
-                        self.store.set(key, f"{number} {what}")
-
-    def _put(self, key: str, record: tuple[int, object]) -> None:
-        with self._lock:
-            self._pending[key] = record
+            if self.store is None:
+                return
+            # If the host of the store is gone, the collective itself will tell.
+            with contextlib.suppress(RuntimeError):
+                for key, record in dict(self._latest).items():  # the copy is atomic: `begin` takes no lock
+                    if self._flushed.get(key) is not record:
+                        self.store.set(f"{key}/{self.rank}", f"{record[0]} {record[1]}")
+                        self._flushed[key] = record
 
     def close(self) -> None:
         """End the thread."""
@@ -119,22 +118,23 @@ class Recorder:
 
     def read(self, key: str, rank: int) -> Record:
         """What ``rank`` has left about the group ``key``."""
-        number, _, what = self._get(f"{key}/{rank}").partition(" ")
+        number, _, what = self._get(key, rank).partition(" ")
         return Record(int(number or 0), what)
 
     def gave_up(self, key: str, rank: int) -> Record:
         """Which collective ``rank`` gave up last in the group ``key``, and what it said."""
-        number, _, told = self._get(f"{key}/{rank}/gave_up").partition(" ")
+        number, _, told = self._get(f"{key}/gave_up", rank).partition(" ")
         return Record(int(number or 0), told)
 
     def has_left(self, rank: int) -> bool:
         """Whether ``rank`` has closed its Fabric."""
-        return bool(self._get(f"left/{rank}"))
+        return bool(self._get("left", rank))
 
-    def _get(self, key: str) -> str:
-        if self.store is None or not self.store.check([key]):
+    def _get(self, key: str, rank: int) -> str:
+        if self.store is None or not self.store.check([f"{key}/{rank}"]):
             return ""
-        return self.store.get(key).decode(errors="replace")
+        text: bytes = self.store.get(f"{key}/{rank}")
+        return text.decode(errors="replace")
 
 
 _open: weakref.WeakSet[Recorder] = weakref.WeakSet()
