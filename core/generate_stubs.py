@@ -1,4 +1,4 @@
-"""Write the ``.pyi`` of every lazy face from the tables that the face itself is made of: ``python core/generate_stubs.py``.
+"""Write the ``.pyi`` of every lazy face from the tables that the face is made of: ``python core/generate_stubs.py``.
 
 A type checker can't follow a lazy ``__getattr__``. A test compares the files with what this would write.
 """

@@ -23,7 +23,7 @@ class Accelerator(Extension, ABC):
     module (``torch.get_device_module``).
     """
 
-    #: torch's device type: ``torch.device(device_type, 0)`` is a device. No default, so that nothing is a CPU in silence.
+    #: torch's device type: ``torch.device(device_type, 0)`` is a device. No default: nothing is a CPU in silence.
     device_type: ClassVar[str]
     #: The roles it takes: ``("auto",)``, with ``"gpu"`` too for a GPU, ``()`` for what must be asked for by name.
     roles: ClassVar[tuple[str, ...]] = ("auto",)
