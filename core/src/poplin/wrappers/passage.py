@@ -97,7 +97,8 @@ def build_run(precision: Precision, guard: BackwardGuard | None) -> Run:
         if converts:
             convert = precision.convert_input
             args = tuple([convert(value) for value in args])
-            kwargs = {name: convert(value) for name, value in kwargs.items()}
+            if kwargs:
+                kwargs = {name: convert(value) for name, value in kwargs.items()}
         if context is None:
             output = function(*args, **kwargs)
         else:

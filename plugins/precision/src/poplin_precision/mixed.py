@@ -40,6 +40,13 @@ class MixedPrecision(Precision):
     converts_data = True
     autocasts = True
 
+    def __new__(cls, precision: str = "16-mixed", *args: Any, **kwargs: Any) -> MixedPrecision:
+        unscaled = precision == "bf16-mixed" and cls is MixedPrecision
+        return super().__new__(UnscaledMixedPrecision if unscaled else cls)
+
+    def __getnewargs__(self) -> tuple[str]:
+        return (self.precision,)
+
     def __init__(
         self, precision: str = "16-mixed", device: str | None = None, scaler: GradScaler | None = None
     ) -> None:
@@ -131,6 +138,7 @@ class MixedPrecision(Precision):
 
     def __getstate__(self) -> dict[str, Any]:
         """What can travel to another process: not what was met in the optimizers of this one."""
+        self._update()  # torch's scaler can't be pickled in between
         return {**self.__dict__, "_found_inf": None, "_unscaled": set(), "_stepped": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -144,3 +152,11 @@ class MixedPrecision(Precision):
             self.scaler.update()
             self._stepped = False
             self._unscaled.clear()
+
+
+class UnscaledMixedPrecision(MixedPrecision):
+    """What ``MixedPrecision("bf16-mixed")`` makes: it has no part in backward and step, which cost nothing then."""
+
+    backward = Precision.backward
+    optimizer_step = Precision.optimizer_step
+    step_was_skipped = Precision.step_was_skipped
