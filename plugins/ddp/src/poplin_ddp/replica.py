@@ -46,8 +46,10 @@ class Replica(DistributedDataParallel):
 
         What is no step of a synchronised backward pass may run more often on one rank than on another, and isn't
         counted. (Buffers are sent only before the first of a row of evaluation forwards: that is how torch does it.)
+        Neither is what torch.compile traces.
         """
-        if not (self.require_backward_grad_sync and torch.is_grad_enabled()):
+        counted = self.require_backward_grad_sync and torch.is_grad_enabled()
+        if torch.compiler.is_compiling() or not counted:
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         return self._run(self._what, super().forward, *inputs, **kwargs)
 
