@@ -140,7 +140,7 @@ def test_the_guard_is_right_after_a_backward_that_failed():
     model, _ = made(parts)
     with pytest.raises(RuntimeError, match="scalar"):
         parts.backward(model(X).float())
-    assert parts.setups.guard.inside == 0
+    assert parts.setups.guard.inside == []
     with pytest.raises(RuntimeError, match="fabric.backward"):
         model(X).sum().backward()
 

@@ -487,6 +487,7 @@ def test_containers(parts):
     assert len(layers.module) == 2
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_a_script_module():
     module = torch.jit.script(nn.Sequential(nn.Linear(4, 2)))
     model = Parts().setup(module)
@@ -661,6 +662,7 @@ def test_replicas_of_torchs_data_parallel():
     assert nn.DataParallel(model)(X).shape == (2, 4)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_jit_trace_and_fx():
     model = Parts().setup(Net())
     assert torch.equal(torch.jit.trace(model, X)(X), model(X))

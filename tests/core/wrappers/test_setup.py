@@ -320,6 +320,30 @@ def test_an_optimizer_of_a_copy_is_an_error():
     assert free.item() == pytest.approx(-0.1)
 
 
+class Renaming(SingleDeviceStrategy):
+    """Has another parameter by another name afterwards, as where weights are quantised."""
+
+    def setup_module(self, module):
+        packed = nn.Parameter(module.weight.detach().clone())
+        del module.weight
+        module.packed = packed
+        return module
+
+
+def test_an_optimizer_on_parameters_that_are_gone_is_an_error():
+    module = nn.Linear(4, 4)
+    weight = module.weight
+    raw = torch.optim.SGD(module.parameters(), lr=0.1)
+    with pytest.raises(RuntimeError, match=r"1 of the 2 parameters of SGD are gone.*setup_module"):
+        Parts(Renaming()).setup(module, raw)
+    assert module.weight is weight
+    parts = Parts(Renaming())
+    parts.setup_module(module)
+    with pytest.raises(RuntimeError, match=r"1 of the 2 parameters of SGD are gone"):
+        parts.setup_optimizers(raw)
+    parts.setup_optimizers(torch.optim.SGD(module.parameters(), lr=0.1))
+
+
 def test_state_that_does_not_fit_is_an_error_and_changes_nothing():
     class Flattening(SingleDeviceStrategy):
         def setup_module(self, module):

@@ -48,11 +48,11 @@ def backward_function(setups: Setups) -> Backward:
         if guard is None:
             strategy.backward(tensor, engine, *args, **kwargs)
         else:
-            guard.inside += 1
+            guard.inside.append(None)
             try:
                 strategy.backward(tensor, engine, *args, **kwargs)
             finally:
-                guard.inside -= 1
+                guard.inside.pop()
         for fire in on_end:
             fire(loss=tensor)
 

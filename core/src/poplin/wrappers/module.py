@@ -179,11 +179,11 @@ class FabricModule(Shared, nn.Module):
         link.marked = link.marked | {name}
         change_class(self, module_class(vars(type(self))[USER_CLASS], link.shape()))
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    def compile(self, *args: Any, **kwargs: Any) -> Any:
         """``torch.nn.Module.compile`` of your module, whose forward is then compiled inside the strategy's."""
-        link_of(self).original.compile(*args, **kwargs)
+        return link_of(self).original.compile(*args, **kwargs)
 
-    def _made_for(self, user_class: type) -> type:
+    def _poplin_class_for(self, user_class: type) -> type:
         link = link_of(self)
         return module_class(user_class, link.shape())
 
@@ -192,7 +192,7 @@ class FabricModule(Shared, nn.Module):
         _check_copyable(link)
         return rebuild_module, (link.original, link.precision, link.marked)
 
-    def _local_copy(self, duplicate: Callable[[Any], Any]) -> FabricModule:
+    def _poplin_copy(self, duplicate: Callable[[Any], Any]) -> FabricModule:
         link = link_of(self)
         _check_copyable(link)
         return rebuild_module(duplicate(link.original), link.precision, link.marked, link.guard)

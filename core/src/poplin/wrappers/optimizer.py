@@ -118,7 +118,7 @@ class FabricOptimizer(Shared, Optimizer):
         """The optimizer that steps: your own, or what the strategy made of it."""
         return link_of(self).optimizer
 
-    def _step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+    def _poplin_step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Step by strategy and precision.
 
         Args:
@@ -145,25 +145,25 @@ class FabricOptimizer(Shared, Optimizer):
                 fire(strategy=link.strategy, optimizer=link.told())
         return result
 
-    def _get_step(self) -> Callable[..., Any]:
-        return self._poplin_link.override or self._step  # type: ignore[attr-defined]
+    def _poplin_get_step(self) -> Callable[..., Any]:
+        return self._poplin_link.override or self._poplin_step  # type: ignore[attr-defined]
 
-    def _set_step(self, step: Callable[..., Any]) -> None:
+    def _poplin_set_step(self, step: Callable[..., Any]) -> None:
         link_of(self).override = step
 
-    def _delete_step(self) -> None:
+    def _poplin_delete_step(self) -> None:
         link_of(self).override = None
 
-    step = _Step(_get_step, _set_step, _delete_step)
+    step = _Step(_poplin_get_step, _poplin_set_step, _poplin_delete_step)
 
-    def _made_for(self, user_class: type) -> type:
+    def _poplin_class_for(self, user_class: type) -> type:
         return _optimizer_class(link_of(self), user_class)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         link = link_of(self)
         return rebuild_optimizer, (link.original, link.precision)
 
-    def _local_copy(self, duplicate: Callable[[Any], Any]) -> FabricOptimizer:
+    def _poplin_copy(self, duplicate: Callable[[Any], Any]) -> FabricOptimizer:
         link = link_of(self)
         return rebuild_optimizer(duplicate(link.original), link.precision)
 

@@ -34,13 +34,14 @@ running = _Running()
 class BackwardGuard:
     """Notices a plain ``loss.backward()`` where ``Fabric.backward`` has a part in it.
 
-    A hook on what a forward returns fires when a backward pass comes through. The counter is no thread's own: on some
-    devices hooks run on autograd's threads.
+    A hook on what a forward returns fires when a backward pass comes through. What runs inside ``Fabric.backward`` is
+    no thread's own: on some devices hooks run on autograd's threads.
     """
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
-        self.inside = 0
+        #: One entry for each ``Fabric.backward`` that runs. (Appending and popping are atomic.)
+        self.inside: list[None] = []
 
     def watch(self, output: Any) -> None:
         """Hook every tensor in ``output`` that a backward pass can come through."""

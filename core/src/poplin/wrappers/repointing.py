@@ -27,10 +27,14 @@ _RIGHT_ORDER = (
 
 
 class Replacements:
-    """Which parameter took the place of which. Weak in the old ones, which are compared by identity."""
+    """Which parameter took the place of which, and which went without one that did.
+
+    Weak in the old ones, which are compared by identity.
+    """
 
     def __init__(self) -> None:
         self._new: Any = WeakIdKeyDictionary()
+        self._lost: Any = WeakIdKeyDictionary()
 
     def __len__(self) -> int:
         return len(self._new)
@@ -38,6 +42,14 @@ class Replacements:
     def add(self, old: Tensor, new: Tensor) -> None:
         """Note that ``new`` stands in the place of ``old``."""
         self._new[old] = new
+
+    def add_lost(self, old: Tensor) -> None:
+        """Note that the module has nothing by the name of ``old`` any more."""
+        self._lost[old] = True
+
+    def lost(self, parameter: Tensor) -> bool:
+        """Whether a module lost ``parameter`` by setup."""
+        return parameter in self._lost
 
     def current(self, parameter: Tensor) -> Tensor:
         """What stands in the place of ``parameter`` now; itself, if it was never replaced."""
@@ -49,6 +61,8 @@ class Replacements:
         """Take over what ``others`` noted."""
         for old, new in others._new.items():
             self._new[old] = new
+        for old in others._lost:
+            self._lost[old] = True
 
 
 class ParametersBefore:
@@ -68,9 +82,14 @@ class ParametersBefore:
         """Compare with what the module has now, by name."""
         found = Replacements()
         now = dict(self.module.named_parameters(remove_duplicate=False))
+        held = {id(parameter) for parameter in now.values()}
         for name, old in self._by_name.items():
             new = now.get(name)
-            if new is not None and new is not old:
+            if id(old) in held:
+                continue
+            if new is None:
+                found.add_lost(old)
+            else:
                 found.add(old, new)
         return found
 
@@ -192,11 +211,17 @@ def _follow_formats(optimizer: Optimizer, before: ParametersBefore) -> None:
                 state[key] = value.to(device, parameter.dtype if same else value.dtype)
 
 
-def check_fits(optimizer: Optimizer, module: nn.Module | None = None, others: Iterable[nn.Module] = ()) -> None:
+def check_fits(
+    optimizer: Optimizer,
+    replacements: Replacements,
+    module: nn.Module | None = None,
+    others: Iterable[nn.Module] = (),
+) -> None:
     """Refuse an optimizer with which nothing would be trained.
 
     Args:
         optimizer: after it was re-pointed.
+        replacements: what setup did to the parameters of modules.
         module: the one that is set up together with the optimizer, if one is.
         others: modules that were set up before.
 
@@ -209,6 +234,12 @@ def check_fits(optimizer: Optimizer, module: nn.Module | None = None, others: It
         raise UsageError(
             f"{without_values} of the {len(parameters)} parameters of {type(optimizer).__name__} are on the meta "
             f"device: they have no values, and the optimizer would train nothing. {_RIGHT_ORDER}"
+        )
+    lost = sum(replacements.lost(parameter) for parameter in parameters)
+    if lost:
+        raise UsageError(
+            f"{lost} of the {len(parameters)} parameters of {type(optimizer).__name__} are gone from the module, which "
+            f"has others by other names since its setup: training them would move nothing. {_RIGHT_ORDER}"
         )
     if module is None:
         return

@@ -51,13 +51,13 @@ class FabricScheduler(Shared):
         link: SchedulerLink = link_of(self)
         return None if link.nothing_moved() else link.original.step(*args, **kwargs)
 
-    def _made_for(self, user_class: type) -> type:
+    def _poplin_class_for(self, user_class: type) -> type:
         return _scheduler_class(user_class)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return rebuild_scheduler, (link_of(self).original,)
 
-    def _local_copy(self, duplicate: Callable[[Any], Any]) -> Any:
+    def _poplin_copy(self, duplicate: Callable[[Any], Any]) -> Any:
         return duplicate(link_of(self).original)
 
 

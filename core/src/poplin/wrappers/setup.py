@@ -120,7 +120,7 @@ def setup_optimizers(optimizers: Sequence[Optimizer], *, setups: Setups) -> list
     try:
         for optimizer in optimizers:
             repoint(optimizer, setups.replacements, None, strategy)
-            check_fits(optimizer)
+            check_fits(optimizer, setups.replacements)
         wrapped = [
             _wrap_optimizer(optimizer, strategy.setup_optimizer(optimizer), None, setups) for optimizer in optimizers
         ]
@@ -172,7 +172,7 @@ class _SetupOfModule:
             self._convert_and_move()
             forward_module, optimizers, scheduler = self._through_strategy()
             for optimizer in self.optimizers if not self.strategy.owns_parameters else ():
-                check_fits(optimizer, self.original, self.setups.modules)
+                check_fits(optimizer, self.replacements, self.original, self.setups.modules)
             done = self._wrap(forward_module, optimizers, scheduler)
         except BaseException:
             backup.restore()

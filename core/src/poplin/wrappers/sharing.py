@@ -49,29 +49,29 @@ class Shared:
 
     @__class__.setter
     def __class__(self, changed: type) -> None:
-        self._follow_class(changed)
+        self._poplin_follow(changed)
 
-    def _follow_class(self, changed: type) -> None:
+    def _poplin_follow(self, changed: type) -> None:
         """Give the original the class ``changed``, as parametrizations do to a module, and follow it."""
         original = link_of(self).original
         before = type(original)
         original.__class__ = changed
         try:
-            change_class(self, self._made_for(changed))
+            change_class(self, self._poplin_class_for(changed))
         except BaseException:
             original.__class__ = before
             raise
 
-    def _made_for(self, user_class: type) -> type:
+    def _poplin_class_for(self, user_class: type) -> type:
         raise NotImplementedError
 
     def __copy__(self) -> Any:
-        return self._local_copy(copy.copy)
+        return self._poplin_copy(copy.copy)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self._local_copy(lambda original: copy.deepcopy(original, memo))
+        return self._poplin_copy(lambda original: copy.deepcopy(original, memo))
 
-    def _local_copy(self, duplicate: Callable[[Any], Any]) -> Any:
+    def _poplin_copy(self, duplicate: Callable[[Any], Any]) -> Any:
         raise NotImplementedError
 
 
