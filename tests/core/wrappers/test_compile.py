@@ -1,5 +1,6 @@
 """The user's own torch.compile, taken off before setup and put back after it."""
 
+import copy
 import subprocess
 import sys
 
@@ -129,6 +130,15 @@ def test_compiled_with_replicas(group):
     assert len(backend.graphs) >= 1
     assert model.layer.weight.grad is not None
     assert list(without_compile(model).state_dict()) == ["layer.weight", "layer.bias"]
+
+
+def test_a_compiled_module_is_copied_with_its_compilation():
+    model = Parts(precision=BF16Mixed()).setup(torch.compile(Net(), backend="eager"))
+    twin = copy.deepcopy(model)
+    assert type(twin) is type(model)
+    assert isinstance(without_compile(twin), FabricModule)
+    assert torch.equal(twin(X), model(X))
+    assert twin.layer.weight is not model.layer.weight
 
 
 def test_a_disabled_compilation():

@@ -307,6 +307,22 @@ def test_copies_and_pickles_are_wrapped_independent_and_local(parts):
     assert shallow.module is not module
 
 
+def test_a_class_that_copies_itself(parts):
+    class Copied(Net):
+        def __deepcopy__(self, memo):
+            twin = self.__class__.__new__(self.__class__)
+            twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+            twin.tag = "copied"
+            return twin
+
+    model = parts.setup(Copied())
+    twin = copy.deepcopy(model)
+    assert isinstance(twin, FabricModule)
+    assert twin.tag == "copied"
+    assert model.tag == "net"
+    assert twin(X).dtype == model(X).dtype
+
+
 def test_a_copy_of_a_copy_trains_without_the_strategy(group):
     parts = Parts(ReplicaStrategy())
     twin = copy.deepcopy(copy.deepcopy(parts.setup(Net())))

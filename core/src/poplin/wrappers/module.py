@@ -16,6 +16,7 @@ from poplin.strategies.strategy import Strategy
 from poplin.wrappers.passage import BackwardGuard, Run, WatchForBypass, build_run, running, runs_in_context
 from poplin.wrappers.sharing import (
     USER_CLASS,
+    Kept,
     Shared,
     change_class,
     delegates,
@@ -190,17 +191,12 @@ class FabricModule(Shared, nn.Module):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         link = link_of(self)
         _check_copyable(link)
-        return rebuild_module, (link.original, link.precision, link.marked)
-
-    def _poplin_copy(self, duplicate: Callable[[Any], Any]) -> FabricModule:
-        link = link_of(self)
-        _check_copyable(link)
-        return rebuild_module(duplicate(link.original), link.precision, link.marked, link.guard)
+        return rebuild_module, (link.original, Kept(link.precision, link.guard), link.marked)
 
     def _replicate_for_data_parallel(self) -> FabricModule:
         link = link_of(self)
         replica = link.original._replicate_for_data_parallel()
-        return rebuild_module(replica, link.precision, link.marked, link.guard)
+        return rebuild_module(replica, Kept(link.precision, link.guard), link.marked)
 
 
 _FIELDS = ("module", "device", "dtype", "mark_forward_method", "_forward_module")
@@ -312,11 +308,9 @@ def _getattr(self: Any, name: str) -> Any:
         return getattr(link_of(self).original, name)
 
 
-def rebuild_module(
-    original: nn.Module, precision: Precision, marked: frozenset[str], guard: BackwardGuard | None = None
-) -> FabricModule:
+def rebuild_module(original: nn.Module, kept: Kept, marked: frozenset[str]) -> FabricModule:
     """A wrapper around a copied or unpickled module: the precision stays, and no strategy serves it."""
-    return wrap_module(ModuleLink(original, original, None, precision, guard, torch.device("cpu"), marked))
+    return wrap_module(ModuleLink(original, original, None, kept.precision, kept.guard, torch.device("cpu"), marked))
 
 
 def _check_copyable(link: ModuleLink) -> None:

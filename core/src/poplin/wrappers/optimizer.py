@@ -12,6 +12,7 @@ from poplin.precision.precision import Precision
 from poplin.strategies.strategy import Strategy
 from poplin.wrappers.parts import has_part, is_overridden
 from poplin.wrappers.sharing import (
+    Kept,
     Shared,
     delegates,
     has_own,
@@ -161,11 +162,7 @@ class FabricOptimizer(Shared, Optimizer):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         link = link_of(self)
-        return rebuild_optimizer, (link.original, link.precision)
-
-    def _poplin_copy(self, duplicate: Callable[[Any], Any]) -> FabricOptimizer:
-        link = link_of(self)
-        return rebuild_optimizer(duplicate(link.original), link.precision)
+        return rebuild_optimizer, (link.original, Kept(link.precision))
 
 
 def wrap_optimizer(link: OptimizerLink) -> FabricOptimizer:
@@ -173,9 +170,9 @@ def wrap_optimizer(link: OptimizerLink) -> FabricOptimizer:
     return share(_optimizer_class(link, type(link.original)), link.original, link)
 
 
-def rebuild_optimizer(original: Optimizer, precision: Precision) -> FabricOptimizer:
+def rebuild_optimizer(original: Optimizer, kept: Kept) -> FabricOptimizer:
     """A wrapper around a copied or unpickled optimizer: the precision stays, and no strategy serves it."""
-    return wrap_optimizer(OptimizerLink(original, original, None, precision, None, [], []))
+    return wrap_optimizer(OptimizerLink(original, original, None, kept.precision, None, [], []))
 
 
 def _optimizer_class(link: OptimizerLink, user_class: type) -> type[FabricOptimizer]:

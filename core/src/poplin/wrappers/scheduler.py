@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from poplin.precision.precision import Precision
@@ -56,9 +56,6 @@ class FabricScheduler(Shared):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return rebuild_scheduler, (link_of(self).original,)
-
-    def _poplin_copy(self, duplicate: Callable[[Any], Any]) -> Any:
-        return duplicate(link_of(self).original)
 
 
 def rebuild_scheduler(original: Any) -> Any:

@@ -66,13 +66,40 @@ class Shared:
         raise NotImplementedError
 
     def __copy__(self) -> Any:
-        return self._poplin_copy(copy.copy)
+        rebuild, (original, *others) = self.__reduce_ex__(2)
+        return rebuild(copy.copy(original), *others)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return self._poplin_copy(lambda original: copy.deepcopy(original, memo))
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """``(rebuild, (original, ...))``: by this wrappers are pickled and deep-copied.
 
-    def _poplin_copy(self, duplicate: Callable[[Any], Any]) -> Any:
+        There is no ``__deepcopy__``: a compiled module would find it through its attributes, and lose itself.
+        """
         raise NotImplementedError
+
+
+class Kept:
+    """What a copy shares with what it was copied from.
+
+    Args:
+        precision: it goes along in a pickle.
+        guard: it doesn't, because it belongs to a Fabric of this process.
+    """
+
+    def __init__(self, precision: Any, guard: Any = None) -> None:
+        self.precision = precision
+        self.guard = guard
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Kept:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Kept, (self.precision,)
+
+
+def _deepcopy(wrapper: Shared, memo: dict[int, Any]) -> Any:
+    """For classes whose own ``__deepcopy__`` would copy the user's object and forget the wrapper."""
+    rebuild, (original, *others) = wrapper.__reduce_ex__(2)
+    return rebuild(copy.deepcopy(original, memo), *others)
 
 
 class _Made:
@@ -143,6 +170,8 @@ def made_class(
             }
             if hasattr(user_class, "__del__"):  # the user's object is finalised once, when it goes itself
                 members["__del__"] = lambda self: None
+            if hasattr(user_class, "__deepcopy__"):
+                members["__deepcopy__"] = _deepcopy
             made = _CLASSES[key] = _make(user_class, role, members)
     return made
 
