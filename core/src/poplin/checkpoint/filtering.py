@@ -63,7 +63,7 @@ def _filtered_at(tree: Any, path: Path, key: str, keep: Callable[[str, Any], boo
     if not isinstance(tree, Mapping):
         raise ArgumentTypeError(f"The filter for {key!r} has nothing to choose from: its state is no dictionary.")
     kept = OrderedDict((name, value) for name, value in tree.items() if keep(name, value))
-    if hasattr(tree, "_metadata"):
+    if isinstance(tree, OrderedDict) and hasattr(tree, "_metadata"):
         kept._metadata = tree._metadata  # type: ignore[attr-defined]
     if tree and not kept:
         warnings.warn(f"The filter leaves nothing of {key!r} to be saved.", PossibleUserWarning, stacklevel=2)

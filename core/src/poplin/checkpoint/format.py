@@ -255,7 +255,7 @@ def map_tensors(value: Any, function: Any, done: dict[int, Any] | None = None) -
         result = type(value)()
         for key, item in value.items():
             result[key] = map_tensors(item, function, done)
-        if hasattr(value, "_metadata"):
+        if type(value) is OrderedDict and hasattr(value, "_metadata"):
             result._metadata = value._metadata
     elif type(value) in (list, tuple):
         result = type(value)(map_tensors(item, function, done) for item in value)

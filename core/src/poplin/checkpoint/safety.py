@@ -108,8 +108,9 @@ class Plain:
             result = OrderedDict() if isinstance(value, OrderedDict) else Counter() if type(value) is Counter else {}
             for key, item in value.items():
                 result[self.key(key, path)] = self.value(item, (*path, key))
-            metadata = getattr(value, "_metadata", None)  # versions of modules, set by Module.state_dict
-            if metadata is not None and isinstance(result, OrderedDict):
+            # versions of modules, set by Module.state_dict
+            metadata = getattr(value, "_metadata", None) if isinstance(value, OrderedDict) else None
+            if metadata is not None:
                 result._metadata = self.value(metadata, (*path, "_metadata"))  # type: ignore[attr-defined]
         elif isinstance(value, list):
             result = [self.value(item, (*path, index)) for index, item in enumerate(value)]

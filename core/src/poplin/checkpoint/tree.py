@@ -20,11 +20,12 @@ Path = tuple[Any, ...]
 
 def is_stateful(value: Any) -> bool:
     """Whether ``value`` says itself what is to be saved of it."""
-    return (
-        not isinstance(value, type)
-        and callable(getattr(value, "state_dict", None))
-        and callable(getattr(value, "load_state_dict", None))
-    )
+    if isinstance(value, (type, str, int, float, Tensor)) or value is None:
+        return False
+    try:
+        return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+    except Exception:  # a dict whose attributes are its items, say, may raise a KeyError
+        return False
 
 
 def is_object(value: Any) -> bool:
@@ -95,27 +96,29 @@ def with_states(value: Any, states: Mapping[Path, Any], path: Path = ()) -> Any:
 
 
 def put_back(value: Any, saved: Any) -> Any:
-    """Put the plain values of ``saved`` into ``value``, whose objects have been restored.
+    """Put the plain values of ``saved`` that ``value`` asks for into it; its objects have been restored.
 
     Returns:
         What is to stand in the place of ``value``: itself, if it could be changed in place.
     """
-    if is_object(value):
-        return value
-    if not holds_objects(value):
-        return _replaced(value, saved)
     changed: dict[Any, Any] = {}
     for key, item in children(value) or ():
         if has_item(saved, key):
-            new = put_back(item, get_item(saved, key))
+            new = _in_place_of(item, get_item(saved, key))
             if new is not item:
                 changed[key] = new
     return _with_changes(value, changed)
 
 
+def _in_place_of(item: Any, saved: Any) -> Any:
+    if is_object(item):
+        return item
+    return put_back(item, saved) if holds_objects(item) else _replaced(item, saved)
+
+
 def can_be_put_back(value: Any) -> bool:
     """Whether plain values can be put into the container ``value`` itself."""
-    parameters = getattr(value, "__dataclass_params__", None)
+    parameters = getattr(type(value), "__dataclass_params__", None)
     if parameters is not None and parameters.frozen:
         return False
     return isinstance(value, MutableMapping) or not isinstance(value, Mapping)

@@ -123,7 +123,9 @@ class FolderLogger(Logger):
         """Fix the version; of several runs that start at once, one gets each."""
         if self._version is not None:
             return
-        if getattr(rank_zero_only, "rank", 0) != 0 or "://" in self._base:  # without a Fabric to ask, or no local folder
+        if (
+            getattr(rank_zero_only, "rank", 0) != 0 or "://" in self._base
+        ):  # without a Fabric to ask, or no local folder
             self._version = self._next_version()
             return
         os.makedirs(self._versions_dir, exist_ok=True)
