@@ -620,6 +620,9 @@ class Fabric:
     ) -> None:
         lifecycle.close(self, error)
 
+    def __deepcopy__(self: F, memo: dict[int, Any]) -> F:
+        return self  # a copied module that holds its Fabric, as a LightningModule does, still belongs to the same one
+
     def __getstate__(self) -> dict[str, Any]:
         """Before it is launched, a Fabric can be sent to another process, which is how spawned workers get theirs."""
         state = dict(self.__dict__)
