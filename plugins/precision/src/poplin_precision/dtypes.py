@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from poplin.utilities import apply_to_tensors
 
-
 #: What ``to(dtype)`` does, without the time that it takes to find out what its arguments mean.
 _CASTS = {
     torch.float16: Tensor.half,
