@@ -7,11 +7,12 @@ import os
 import sys
 import time
 import traceback
-from types import TracebackType
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from poplin.environments.environment import ClusterEnvironment
 from poplin.errors import ContradictionError, LaunchError
+from poplin.utilities.excepthook import ExceptionHook
 
 if TYPE_CHECKING:
     from poplin.selection import Selection
@@ -26,31 +27,24 @@ class TorchrunEnvironment(ClusterEnvironment):
     priority = 100  # the innermost launcher wins: torchrun inside a job step rather than the job
 
     def __init__(self) -> None:
-        self._previous_hook: Any = None
+        self._hook: ExceptionHook | None = None
 
     def bind(self, selection: Selection) -> None:
         """From now on torchrun is told of the exception that ends this rank, so that it can name the first one."""
         super().bind(selection)
         _end_with_launcher()
-        if self._previous_hook is None and os.environ.get("TORCHELASTIC_ERROR_FILE"):
-            self._previous_hook = sys.excepthook
-            sys.excepthook = self._on_exception
+        if self._hook is None and os.environ.get("TORCHELASTIC_ERROR_FILE"):
+            self._hook = ExceptionHook(_on_exception)
 
     def teardown(self) -> None:
         """Give signals and the exception hook back."""
         super().teardown()
-        if self._previous_hook is not None:
-            if sys.excepthook == self._on_exception:
-                sys.excepthook = self._previous_hook
-            self._previous_hook = None
-
-    def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, Exception):
-            _leave_word(error)
-        self._previous_hook(kind, error, trace)
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_previous_hook": None}
+        return {"_hook": None}
 
     @staticmethod
     def detect() -> bool:
@@ -116,6 +110,12 @@ class TorchrunEnvironment(ClusterEnvironment):
 
     def local_world_size(self) -> int | None:
         return _number("LOCAL_WORLD_SIZE", 0) or None
+
+
+def _on_exception(error: BaseException, hand_on: Callable[[], None]) -> None:
+    if isinstance(error, Exception):
+        _leave_word(error)
+    hand_on()
 
 
 def _leave_word(error: BaseException) -> None:

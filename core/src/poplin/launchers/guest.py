@@ -9,12 +9,10 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any
 
 from poplin.environments import place as places
@@ -22,6 +20,7 @@ from poplin.environments.place import Place
 from poplin.launchers import processes
 from poplin.launchers.failure import of_exception, where_is
 from poplin.utilities import final, unwinding
+from poplin.utilities.excepthook import ExceptionHook
 
 #: How often a process looks whether the launching one still lives, in seconds.
 _WATCH_SECONDS = 1.0
@@ -46,7 +45,7 @@ class Guest:
         self._host_pid = os.getppid()
         self._leaving = False
         self._told_of_exception = False
-        self._previous_hook: Any = None
+        self._hook: ExceptionHook | None = None
 
     def start(self) -> None:
         """Say hello, and watch from now on."""
@@ -89,17 +88,17 @@ class Guest:
 
     def hook_exceptions(self) -> None:
         """Report an exception that ends this script; the launching process prints it."""
-        self._previous_hook = sys.excepthook
-        sys.excepthook = self._on_exception
+        self._hook = ExceptionHook(self._on_exception)
 
     def unhook_exceptions(self) -> None:
         """Give the hook back."""
-        if sys.excepthook == self._on_exception:
-            sys.excepthook = self._previous_hook
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
-    def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def _on_exception(self, error: BaseException, hand_on: Callable[[], None]) -> None:
         if isinstance(error, KeyboardInterrupt) or not self.tell_exception(error):
-            self._previous_hook(kind, error, trace)
+            hand_on()
 
     # --- watching
 

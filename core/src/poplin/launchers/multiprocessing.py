@@ -147,6 +147,7 @@ class _Launch:
                 threads=layout.forked_threads(threads) if forked else None,
                 variables=place_variables,
                 is_child=self.method != "forkserver",
+                start_method=multiprocessing.get_start_method(allow_none=True),
             )
             process = self.context.Process(target=work, args=(orders,), name=f"poplin-rank-{place.global_rank}")
             with environment_variables(place_variables):

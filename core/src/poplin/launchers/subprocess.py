@@ -11,7 +11,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from poplin.environments import place as places
@@ -25,6 +24,7 @@ from poplin.launchers.host import Host, Member
 from poplin.launchers.launcher import Launcher
 from poplin.utilities import final, unwinding
 from poplin.utilities.environ import EnvironmentVariables
+from poplin.utilities.excepthook import ExceptionHook
 
 if TYPE_CHECKING:
     from poplin.selection import Selection
@@ -152,7 +152,7 @@ class _Group:
         self._unwinds = False
         self._finishing = False
         self._failed_here = False
-        self._previous_hook: Any = None
+        self._hook: ExceptionHook | None = None
         self._killer: threading.Timer | None = None
         host._on_failure = self._on_failure
         threading.Thread(target=self._watch, name="poplin-host", daemon=True).start()
@@ -165,8 +165,7 @@ class _Group:
         self._users += 1
         if self._users == 1:
             self._unwinds = unwinding.install()
-            self._previous_hook = sys.excepthook
-            sys.excepthook = self._on_exception
+            self._hook = ExceptionHook(self._on_exception)
 
     def leave(self) -> None:
         """A Fabric is closed."""
@@ -174,8 +173,9 @@ class _Group:
         if self._users == 0:
             unwinding.restore()
             self._unwinds = False
-            if sys.excepthook == self._on_exception:
-                sys.excepthook = self._previous_hook
+            if self._hook is not None:
+                self._hook.remove()
+                self._hook = None
 
     # --- failures
 
@@ -255,12 +255,11 @@ class _Group:
             self._killer.cancel()
             self._killer = None
 
-    def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def _on_exception(self, error: BaseException, hand_on: Callable[[], None]) -> None:
         """An exception ends this script: another rank's failure stands first, and the others end too."""
         if self.host.aborted_at is None:
             self._settle(error)
-        previous = self._previous_hook
-        previous(kind, error, trace)
+        hand_on()
         self._end_others(error)
 
     # --- the end of the script

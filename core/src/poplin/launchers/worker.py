@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import socket
@@ -34,6 +35,8 @@ class Orders:
         call: the function and its arguments.
         threads: for torch, or None to leave it alone.
         variables: more environment variables.
+        is_child: whether the launching process is its parent.
+        start_method: by which the launching process starts processes of its own, dataloader workers for instance.
     """
 
     place: Place
@@ -46,6 +49,7 @@ class Orders:
     threads: int | None
     variables: dict[str, str | None]
     is_child: bool
+    start_method: str | None
 
 
 def work(orders: Orders) -> None:
@@ -54,6 +58,8 @@ def work(orders: Orders) -> None:
         connection.close()
     if orders.is_child and os.getppid() != orders.launcher_pid:
         os._exit(1)  # the launching process died while this one was being made
+    # A spawned process would spawn its dataloader workers too, each with an import of torch.
+    multiprocessing.set_start_method(orders.start_method, force=True)
     places.take(orders.place)
     for name, value in orders.variables.items():
         if value is not None:
