@@ -34,7 +34,7 @@ class ClusterEnvironment(Extension, ABC):
             unwinding.install()
 
     def teardown(self) -> None:
-        """Give the signal back."""
+        """Give the signal back. Called by ``Fabric.close``."""
         if self._unwinds:
             self._unwinds = False
             unwinding.restore()

@@ -51,4 +51,3 @@ class SingleDeviceStrategy(Strategy):
                 f"The strategy 'single_device' runs on one device, and {len(selection.devices)} on "
                 f"{selection.num_nodes} node(s) were asked for. Use devices=1, or a strategy for several devices."
             )
-
