@@ -414,6 +414,21 @@ def test_the_users_metaclass_makes_no_class_and_no_instance(parts):
     assert model(X).shape == (2, 4)
 
 
+def test_a_wrapper_is_made_by_setup_only():
+    with pytest.raises(RuntimeError, match="made by Fabric's setup"):
+        FabricModule(Net())
+
+
+def test_code_that_clones_itself_by_its_type():
+    class Cloning(Net):
+        def clone(self):
+            twin = type(self).__new__(type(self))
+            twin.__dict__.update(self.__dict__)
+            return twin
+
+    assert type(Parts().setup(Cloning()).clone()) is Cloning
+
+
 def test_class_attributes_are_the_users(parts):
     model = parts.setup(Net())
     before = Net.built

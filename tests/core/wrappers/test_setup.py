@@ -273,6 +273,15 @@ def test_state_from_before_is_handed_to_an_engine_by_name():
     assert names == {module.weight: "weight", module.bias: "bias"}
 
 
+def test_state_that_belongs_to_no_parameter_stays():
+    parts, module = Parts(ReplacingStrategy()), tied()
+    raw = with_state(module)
+    raw.state["steps"] = 7
+    model, optimizer = parts.setup(module, raw)
+    assert raw.state["steps"] == 7
+    assert all(moves(parts, model, optimizer))
+
+
 def test_state_is_converted_with_its_parameters():
     parts, module = Parts(precision=BF16True()), nn.Linear(4, 4)
     raw = with_state(module, foreach=True)

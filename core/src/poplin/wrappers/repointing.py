@@ -106,7 +106,9 @@ class OptimizerBackup:
         self._groups = optimizer.param_groups
         self._contents = [(group, dict(group)) for group in optimizer.param_groups]
         self._state = optimizer.state
-        self._values = {parameter: dict(state) for parameter, state in optimizer.state.items()}
+        self._values = {
+            key: dict(state) if isinstance(state, dict) else state for key, state in optimizer.state.items()
+        }
 
     def restore(self) -> None:
         """Put it back."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from poplin.errors import ArgumentTypeError
+from poplin.errors import ArgumentTypeError, UsageError
 
 R = TypeVar("R", bound="Shared")
 
@@ -37,6 +37,13 @@ class Shared:
     """What all wrappers have in common. The link has at least ``original``."""
 
     __slots__ = ()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        # code of the user's that clones itself by type(self).__new__(type(self)) means its own class
+        user_class = vars(cls).get(USER_CLASS)
+        if user_class is None:
+            raise UsageError(f"A {cls.__name__} is made by Fabric's setup methods, around an object of yours.")
+        return user_class.__new__(user_class, *args, **kwargs)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if USER_CLASS not in vars(cls):  # the user's registries hear of the user's classes only
