@@ -83,7 +83,8 @@ def one_after_the_other():
 
 def main(what):
     if what == "one_after_the_other":
-        return one_after_the_other()
+        one_after_the_other()
+        return
     run = Run()
     if what == "function":
         run.launch(misbehave, int(sys.argv[2]), sys.argv[3])
