@@ -111,7 +111,7 @@ class Plain:
             # versions of modules, set by Module.state_dict
             metadata = getattr(value, "_metadata", None) if isinstance(value, OrderedDict) else None
             if metadata is not None:
-                result._metadata = self.value(metadata, (*path, "_metadata"))  # type: ignore[attr-defined]
+                result._metadata = self.value(metadata, (*path, "_metadata"))
         elif isinstance(value, list):
             result = [self.value(item, (*path, index)) for index, item in enumerate(value)]
         elif type(value) is torch.Size:

@@ -27,7 +27,9 @@ def distribution_summary(location: str) -> str:
     folder = Path(location)
     if not location or not folder.is_dir():
         return ""
-    return importlib.metadata.PathDistribution(folder).metadata["Summary"] or ""
+    from importlib_metadata import PathDistribution  # late: most commands show no summary
+
+    return PathDistribution(folder).metadata.get("Summary") or ""
 
 
 def torch_backends() -> list[BackendEntryPoint]:

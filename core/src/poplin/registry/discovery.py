@@ -248,17 +248,18 @@ def _egg_requires(raw: bytes) -> tuple[str, ...]:
 
 
 def _elsewhere(path: Sequence[str], by_name: Iterable[str], remarks: list[Remark]) -> Iterator[Distribution]:
-    """Distributions in archives on the path: zip files, wheels and eggs; the standard library reads these."""
+    """Distributions in archives on the path: zip files, wheels and eggs; `importlib_metadata` reads these."""
     archives = [place for place in _real(path) if os.path.isfile(place)]
     if not archives:
         return
-    import importlib.metadata
+    # The backport: the same reading of archives on every Python. Late, because an archive on the path is rare.
+    from importlib_metadata import DistributionFinder, MetadataPathFinder
 
     names = set(by_name)
     for archive in archives:
-        context = importlib.metadata.DistributionFinder.Context(path=[archive])
+        context = DistributionFinder.Context(path=[archive])  # type: ignore[no-untyped-call]
         try:
-            distributions = list(importlib.metadata.MetadataPathFinder.find_distributions(context))
+            distributions = list(MetadataPathFinder.find_distributions(context))
             texts = [
                 (found.read_text("entry_points.txt"), found.read_text("METADATA") or found.read_text("PKG-INFO") or "")
                 for found in distributions
