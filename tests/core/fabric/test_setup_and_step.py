@@ -70,7 +70,7 @@ def test_on_after_setup_is_fired_once_for_each_module():
     listener = Listener()
     with Fabric(accelerator="cpu", devices=1, callbacks=listener) as fabric:
         one = nn.Linear(4, 1)
-        model, optimizer = fabric.setup(one, torch.optim.SGD(one.parameters(), lr=0.1))
+        model, _ = fabric.setup(one, torch.optim.SGD(one.parameters(), lr=0.1))
         other = fabric.setup_module(nn.Linear(4, 1))
         fabric.setup_optimizers(torch.optim.SGD(other.parameters(), lr=0.1))
         assert [module for _, module in listener.heard] == [model, other]

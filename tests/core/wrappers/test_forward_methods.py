@@ -238,3 +238,23 @@ def test_methods_of_mixins_and_instances(group):
         model.generate(X)
     model.mark_forward_method(model.generate)
     assert model.generate(X).shape == (2, 4)
+
+
+def test_a_generator_is_watched_while_it_runs(group):
+    class Streaming(Net):
+        def numbers(self, count):
+            for number in range(count):
+                got = yield number
+                assert got is None or got == "sent"
+            return "done"
+
+        def stream(self, xs):
+            for x in xs:
+                yield self.layer(x)
+
+    model = Parts(ReplicaStrategy()).setup(Streaming())
+    numbers = model.numbers(3)
+    assert [next(numbers), numbers.send("sent"), *numbers] == [0, 1, 2]
+    with pytest.raises(RuntimeError, match="stream"):
+        list(model.stream([X]))
+    assert not torch.nn.modules.module._global_forward_pre_hooks

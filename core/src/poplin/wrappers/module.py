@@ -13,7 +13,8 @@ from torch import nn
 from poplin.errors import ArgumentTypeError, ArgumentValueError, UnknownMethodError, UsageError
 from poplin.precision.precision import Precision
 from poplin.strategies.strategy import Strategy
-from poplin.wrappers.passage import BackwardGuard, Run, WatchForBypass, build_run, running, runs_in_context
+from poplin.wrappers.methods import another, call, call_tracked, marked_method, watched_method
+from poplin.wrappers.passage import BackwardGuard, Run, build_run, runs_in_context
 from poplin.wrappers.sharing import (
     USER_CLASS,
     Kept,
@@ -223,81 +224,18 @@ def _namespace(user_class: type, shape: Shape) -> dict[str, Any]:
         members.update(delegates(user_class, nn.Module))
     if shape.guarded:
         methods = {name: value for name, value in own_members(user_class, nn.Module) if is_method(value)}
-        members.update({name: _watched(name, value) for name, value in methods.items()})
+        members.update({name: watched_method(name, value) for name, value in methods.items()})
     if shape.through:
-        forward = _call_tracked if shape.guarded else _call
+        forward = call_tracked if shape.guarded else call
         members["__call__"] = forward
-        members["forward"] = looking_like(inspect.getattr_static(user_class, "forward"), _another(forward), "forward")
+        members["forward"] = looking_like(inspect.getattr_static(user_class, "forward"), another(forward), "forward")
     for name in shape.marked:
-        members[name] = _marked(name, inspect.getattr_static(user_class, name, None), shape.guarded)
+        members[name] = marked_method(name, inspect.getattr_static(user_class, name, None), shape.guarded)
     if shape.follows:
         members["__getattr__"] = _getattr
     for name in _FIELDS:
         members.pop(name, None)
     return members
-
-
-def _call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    link = self._poplin_link
-    return link.run(link.forward_module, args, kwargs)
-
-
-def _call_tracked(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    link = self._poplin_link
-    if torch.compiler.is_compiling():
-        return link.run(link.forward_module, args, kwargs)
-    return _tracked(link, link.forward_module, link.original, args, kwargs)
-
-
-def _tracked(link: ModuleLink, through: Any, directly: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run ``through``, and know meanwhile that the strategy's forward is running.
-
-    A model that calls its own wrapper from inside is in that forward already, and goes on ``directly``.
-    """
-    stack, key = running.stack, id(link.original)
-    if key in stack:
-        return link.run(directly, args, kwargs)
-    stack.append(key)
-    try:
-        return link.run(through, args, kwargs)
-    finally:
-        stack.pop()
-
-
-def _another(function: Callable[..., Any]) -> Callable[..., Any]:
-    def forward(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return function(self, *args, **kwargs)
-
-    return forward
-
-
-def _marked(name: str, function: Any, guarded: bool) -> Callable[..., Any]:
-    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        link: ModuleLink = self._poplin_link
-        if link.strategy is None:
-            through = getattr(link.forward_module, name)
-        else:
-            through = link.strategy.forward_method(link.forward_module, name)
-        if not guarded or torch.compiler.is_compiling():
-            result = link.run(through, args, kwargs)
-        else:
-            result = _tracked(link, through, getattr(link.original, name), args, kwargs)
-        return self if result is link.original else result
-
-    return looking_like(function, method, name)
-
-
-def _watched(name: str, function: Any) -> Callable[..., Any]:
-    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        original = self._poplin_link.original
-        if running.stack or torch.compiler.is_compiling():
-            result = getattr(original, name)(*args, **kwargs)
-        else:
-            with WatchForBypass(original, name):
-                result = getattr(original, name)(*args, **kwargs)
-        return self if result is original else result
-
-    return looking_like(function, method, name)
 
 
 def _getattr(self: Any, name: str) -> Any:

@@ -21,23 +21,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from poplin.errors import (
-    AlreadySetUpError,
-    ArgumentTypeError,
     ArgumentValueError,
-    PossibleUserWarning,
     UsageError,
 )
 from poplin.precision.precision import Precision
-from poplin.rank_zero import rank_zero_warn
 from poplin.strategies.optimizer_state import optimizer_state_by_name
 from poplin.strategies.strategy import Strategy
+from poplin.wrappers.checks import (
+    check_distinct,
+    check_module,
+    check_optimizer,
+    check_scheduler,
+    warn_if_scattered,
+)
 from poplin.wrappers.compile import compilation_of, without_compile
-from poplin.wrappers.module import FabricModule, ModuleLink, wrap_module
+from poplin.wrappers.module import ModuleLink, wrap_module
 from poplin.wrappers.optimizer import FabricOptimizer, OptimizerLink, wrap_optimizer
 from poplin.wrappers.parts import is_overridden
 from poplin.wrappers.repointing import (
@@ -48,7 +50,7 @@ from poplin.wrappers.repointing import (
     parameters_of,
     repoint,
 )
-from poplin.wrappers.scheduler import FabricScheduler, wrap_scheduler
+from poplin.wrappers.scheduler import wrap_scheduler
 from poplin.wrappers.setups import Setups
 from poplin.wrappers.sharing import link_of
 from poplin.wrappers.undo import ModuleBackup
@@ -86,11 +88,11 @@ def setup_module_and_optimizers(
     Returns:
         The module, the optimizers in order, and the scheduler.
     """
-    _check_module(module)
+    check_module(module)
     for optimizer in optimizers:
-        _check_optimizer(optimizer)
-    _check_distinct(optimizers)
-    _check_scheduler(scheduler)
+        check_optimizer(optimizer)
+    check_distinct(optimizers)
+    check_scheduler(scheduler)
     return _SetupOfModule(module, list(optimizers), scheduler, setups, move_to_device, reapply_compile).run()
 
 
@@ -109,8 +111,8 @@ def setup_optimizers(optimizers: Sequence[Optimizer], *, setups: Setups) -> list
     if not optimizers:
         raise ArgumentValueError("setup_optimizers() got no optimizer: give it at least one.")
     for optimizer in optimizers:
-        _check_optimizer(optimizer)
-    _check_distinct(optimizers)
+        check_optimizer(optimizer)
+    check_distinct(optimizers)
     if strategy.requires_joint_setup:
         raise UsageError(
             f"{type(strategy).__name__} sets up a module and its optimizers only together: call "
@@ -165,7 +167,7 @@ class _SetupOfModule:
     def run(self) -> SetUp:
         """Do it all, or nothing."""
         if self.move_to_device:
-            _warn_if_scattered(self.original)
+            warn_if_scattered(self.original)
         backup = ModuleBackup(self.original)
         backups = [OptimizerBackup(optimizer) for optimizer in self.concerned]
         try:
@@ -270,67 +272,3 @@ def _tell_lightning_module(original: Any, optimizers: Sequence[FabricOptimizer])
     its = [one for one in optimizers if any(id(parameter) in own for parameter in parameters_of(one))]
     if its:
         original._fabric_optimizers = [*(getattr(original, "_fabric_optimizers", None) or []), *its]
-
-
-def _check_module(module: Any) -> None:
-    inner = without_compile(module)
-    if isinstance(inner, FabricModule):
-        raise AlreadySetUpError(
-            f"This {type(inner).__name__} has been set up already. Use it as it is; to set it up anew, pass your own "
-            "object, which is model.module."
-        )
-    if not isinstance(inner, nn.Module):
-        raise ArgumentTypeError(
-            f"setup() takes a torch.nn.Module first, and got a {type(module).__name__}."
-            + (" The module comes first: fabric.setup(model, optimizer)." if isinstance(module, Optimizer) else "")
-        )
-
-
-def _check_optimizer(optimizer: Any) -> None:
-    if isinstance(optimizer, FabricOptimizer):
-        raise AlreadySetUpError(
-            f"This {type(optimizer).__name__} has been set up already. Use it as it is; to set it up anew, pass your "
-            "own object, which is optimizer.optimizer."
-        )
-    if isinstance(optimizer, Optimizer):
-        return
-    hint = ""
-    if isinstance(optimizer, (list, tuple)):
-        hint = " Pass several one by one: fabric.setup(model, *optimizers)."
-    elif hasattr(optimizer, "get_last_lr"):
-        hint = " Pass a scheduler by keyword: fabric.setup(model, optimizer, scheduler=scheduler)."
-    elif isinstance(optimizer, nn.Module):
-        hint = " Set up one module at a time."
-    raise ArgumentTypeError(f"Expected a torch.optim.Optimizer, and got a {type(optimizer).__name__}.{hint}")
-
-
-def _check_distinct(optimizers: Sequence[Optimizer]) -> None:
-    if len({id(optimizer) for optimizer in optimizers}) < len(optimizers):
-        raise ArgumentValueError("The same optimizer was given twice: pass each one once.")
-
-
-def _check_scheduler(scheduler: Any) -> None:
-    if isinstance(scheduler, FabricScheduler):
-        raise AlreadySetUpError(f"This {type(scheduler).__name__} has been set up already. Use it as it is.")
-    if scheduler is not None and not callable(getattr(scheduler, "step", None)):
-        raise ArgumentTypeError(
-            f"setup(scheduler=...) takes a learning-rate scheduler, which has a method step(), and got a "
-            f"{type(scheduler).__name__}."
-        )
-
-
-def _warn_if_scattered(module: nn.Module) -> None:
-    devices: dict[torch.device, int] = {}
-    examples: dict[torch.device, str] = {}
-    for name, parameter in module.named_parameters():
-        devices[parameter.device] = devices.get(parameter.device, 0) + 1
-        examples.setdefault(parameter.device, name)
-    if len(devices) < 2:
-        return
-    (first, name), (second, other), *_ = examples.items()
-    rank_zero_warn(
-        f"The module passed to setup() has {sum(devices.values())} parameters on {len(devices)} different devices (for "
-        f"example {name!r} on {first} and {other!r} on {second}). Since move_to_device=True, all of them are moved to "
-        "one device. If that is not wanted, pass move_to_device=False.",
-        category=PossibleUserWarning,
-    )
