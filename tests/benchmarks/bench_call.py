@@ -1,4 +1,4 @@
-"""What ``fabric.call`` costs with ten callbacks and five keyword arguments, beside lightning-fabric in the same process.
+"""What ``fabric.call`` costs with ten callbacks and five keyword arguments, beside lightning-fabric in one process.
 
 Bar: at most a tenth of lightning-fabric's.
 """
