@@ -12,6 +12,7 @@ import os
 from typing import NamedTuple
 
 from poplin.errors import LaunchError
+from poplin.launchers import processes
 
 #: Holds ``{"launcher": pid, "place": [...]}``.
 VARIABLE = "POPLIN_PLACE"
@@ -92,7 +93,7 @@ def current() -> Place | None:
         return None
     if inherited.launcher == os.getppid():
         return inherited.place
-    if os.getppid() == 1 and not _is_running(inherited.launcher):
+    if os.getppid() == 1 and not processes.exists(inherited.launcher):
         raise LaunchError(
             f"This process is rank {inherited.place.global_rank} of a run whose launching process "
             f"({inherited.launcher}) is gone. Start the script again."
@@ -126,13 +127,3 @@ def _read() -> _Inherited | None:
         return _Inherited(int(content["launcher"]), Place(*content["place"]), content["channel"])
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -200,6 +200,8 @@ class Host:
 
     def _look(self, member: Member) -> None:
         code = member.poll()
+        if code is None and member.connection is None and not processes.exists(member.pid):
+            code = 0  # somebody else has taken its exit code (SIGCHLD is ignored, or a wait() for any child)
         if code is None:
             return
         while member.connection is not None and member.connection.poll(0):

@@ -80,6 +80,17 @@ def send(pid: int, signum: int) -> None:
         pass
 
 
+def exists(pid: int) -> bool:
+    """Whether there is a process of this id."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def _parent_of(entry: str) -> int | None:
     try:
         with open(f"/proc/{entry}/stat", "rb") as file:
