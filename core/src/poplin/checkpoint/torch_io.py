@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import os
 import pickle
+import re
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -212,8 +213,8 @@ def _unsafe_globals(file: IO[bytes], error: BaseException) -> str:
         found = []
     if found:
         return "objects of " + ", ".join(sorted(found)[:5]) + (", ..." if len(found) > 5 else "")
-    text = str(error)
-    return "an object" if "Unsupported global" in text or "Unsupported class" in text else ""
+    blocked = re.search(r"unsupported (?:global|class):? (\S+)", str(error), re.IGNORECASE)
+    return f"an object of {blocked.group(1)}" if blocked else ""
 
 
 def _neighbour_hint(location: Location) -> str:
@@ -223,8 +224,12 @@ def _neighbour_hint(location: Location) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    """An error in one line."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    """An error in one line; an OSError behind it, a full disk say, says more than what torch made of it."""
+    behind: BaseException | None = error
+    while behind is not None:
+        if isinstance(behind, OSError) and behind.strerror:
+            return behind.strerror
+        behind = behind.__cause__ or behind.__context__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = next((line for line in lines if "WeightsUnpickler error" in line), lines[0] if lines else "")
+    return f"{type(error).__name__}: {told}" if told else type(error).__name__
