@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from poplin.checkpoint import TorchCheckpointIO
 import poplin.checkpoint.state as checkpoint_state
+from poplin.checkpoint import TorchCheckpointIO
 from poplin.precision import Precision
 from poplin.strategies import SingleDeviceStrategy
 

@@ -182,7 +182,13 @@ def test_what_is_not_there_and_what_is_no_path(file_io, checkpoint, tmp_path):
     for call in (file_io.load_checkpoint, file_io.remove_checkpoint, lambda p: file_io.save_checkpoint({}, p)):
         with pytest.raises(CheckpointError, match="is a folder"):
             call(tmp_path / "folder")
-    for path, error in ((None, ArgumentTypeError), (3, TypeError), (b"x", TypeError), ("", ValueError), ("a\0", ValueError)):
+    for path, error in (
+        (None, ArgumentTypeError),
+        (3, TypeError),
+        (b"x", TypeError),
+        ("", ValueError),
+        ("a\0", ValueError),
+    ):
         with pytest.raises(error):
             file_io.save_checkpoint(checkpoint, path)
     with pytest.raises(ArgumentValueError, match="nosuch"):
