@@ -65,6 +65,8 @@ class Fabric:
 
     #: In a checkpoint each rank has a state of its own: see :meth:`state_dict`.
     per_rank_state = True
+    #: Restored once more when all else is: what is restored meanwhile may draw random numbers.
+    restored_last = True
 
     def __init__(
         self,
@@ -573,6 +575,13 @@ class Fabric:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         lifecycle.load_state_dict(self, state)
+
+    def load_per_rank_states(self, states: Sequence[Mapping[str, Any]], rank: int, world_size: int) -> None:
+        """Restore what another number of ranks saved. Called by :meth:`load` where that has changed.
+
+        Dataloaders go on where the run was; a rank that did not exist keeps its random-number states.
+        """
+        lifecycle.load_per_rank_states(self, states, rank)
 
     # --- processes
 

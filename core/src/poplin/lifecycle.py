@@ -6,7 +6,7 @@ import atexit
 import functools
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from poplin import rank_zero
@@ -274,3 +274,12 @@ def load_state_dict(fabric: Fabric, state: Mapping[str, Any]) -> None:
     for loader, position in zip(fabric._setups.dataloaders, state["dataloaders"], strict=False):
         loader.load_state_dict(position)
     restore_rng_states(state["rng"], fabric.accelerator)
+
+
+def load_per_rank_states(fabric: Fabric, states: Sequence[Mapping[str, Any]], rank: int) -> None:
+    """See ``Fabric.load_per_rank_states``."""
+    if rank < len(states):
+        load_state_dict(fabric, states[rank])
+        return
+    for loader, position in zip(fabric._setups.dataloaders, states[0]["dataloaders"], strict=False):
+        loader.load_state_dict(position)

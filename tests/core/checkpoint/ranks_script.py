@@ -86,9 +86,7 @@ fabric.save(folder / "a.ckpt", {"model": model, "optimizer": optimizer, "per_ran
 noise = torch.rand(3)
 other, other_optimizer = make(1)
 per_rank = PerRank(None)
-fabric.load(
-    folder / "a.ckpt", {"model": other, "optimizer": other_optimizer, "per_rank": per_rank, "fabric": fabric}
-)
+fabric.load(folder / "a.ckpt", {"model": other, "optimizer": other_optimizer, "per_rank": per_rank, "fabric": fabric})
 seen["restored"] = [
     torch.equal(weights(model), weights(other)),
     repr(optimizer.state_dict()) == repr(other_optimizer.state_dict()),

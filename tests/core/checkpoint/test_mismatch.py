@@ -223,6 +223,6 @@ def test_states_of_ranks_when_their_number_has_changed(saver, tmp_path):
             self.value = sum(state["value"] for state in states)
 
     dividing = Dividing()
-    with pytest.warns(PossibleUserWarning, match="divides"):
+    with pytest.warns(PossibleUserWarning, match="goes on from"):
         saver.load(tmp_path / "b.ckpt", {"x": dividing})
     assert dividing.value == 11

@@ -69,5 +69,7 @@ def test_a_save_in_the_background_has_the_state_of_the_call(seen):
 def test_another_number_of_processes_is_told_once(seen):
     (first, told), (second, silent) = (seen[rank]["three to two"] for rank in (0, 1))
     assert (first, second) == (1, 2)
-    assert "x was saved by 3 process(es), and there are 2 now: the states of rank(s) 2 and above are left out" in told[0]
+    assert (
+        "x was saved by 3 process(es), and there are 2 now: the states of rank(s) 2 and above are left out" in told[0]
+    )
     assert silent == []

@@ -51,13 +51,22 @@ def collect(
     states: dict[Path, Any] = {}
     # what needs no collective comes first, so that a rank that fails there leaves none of the others waiting in one
     local = [item for item in items.values() if not item.collective]
-    states.update(on_all_ranks(strategy, doing, lambda: {item.path: _state_of(item) for item in local}))
+    states.update(on_all_ranks(strategy, doing, lambda: {item.path: _local_state(item) for item in local}))
     for item in local:
         if isinstance(item, StatefulItem):
             states[item.path] = item.gathered(states[item.path])
     collective = [item for item in items.values() if item.collective]
     states.update(on_all_ranks(strategy, doing, lambda: {item.path: _state_of(item) for item in collective}))
     return where, on_all_ranks(strategy, doing, lambda: _plain(state, items, states, filter, precision))
+
+
+def _local_state(item: Item) -> Any:
+    state = _state_of(item)
+    if isinstance(item, StatefulItem) and item.per_rank:  # it will be sent to the other ranks: this rank fails before
+        plain = Plain()
+        state = plain.value(state, item.path)
+        plain.finish()
+    return state
 
 
 def _state_of(item: Item) -> Any:

@@ -82,7 +82,7 @@ class StatefulItem(Item):
             return ""
         before = f"{self.name} was saved by {len(states)} process(es), and there are {now} now: "
         if hasattr(self.value, "load_per_rank_states"):
-            return before + "it divides the saved states anew"
+            return before + "it goes on from what the saved states have in common"
         if now < len(states):
             return before + f"the states of rank(s) {now} and above are left out"
         return before + f"rank(s) {len(states)} and above stay as they are"

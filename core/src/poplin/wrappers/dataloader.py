@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -99,6 +99,9 @@ class FabricDataLoader:
     dataloader has them; otherwise they keep its place, counted in batches that were delivered.
     """
 
+    #: In a checkpoint each rank has a state of its own: a generator of the user's may differ by rank.
+    per_rank_state = True
+
     __slots__ = ()  # the fields are slots of the subclasses: those of two bases could not be combined
 
     _fabric_device: torch.device | None
@@ -126,6 +129,10 @@ class FabricDataLoader:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next pass begin where the state was taken; after the end of an epoch it is a whole one."""
         self._fabric_feed.load_state_dict(state_dict)
+
+    def load_per_rank_states(self, states: Sequence[dict[str, Any]], rank: int, world_size: int) -> None:
+        """Go on where another number of ranks was. Called by ``Fabric.load`` where that has changed."""
+        self.load_state_dict(states[rank if rank < len(states) else 0])
 
     def __iter__(self) -> Iterator[Any]:
         return Delivery(self._fabric_feed, self._fabric_move)
