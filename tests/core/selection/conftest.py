@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from poplin import registry
 from poplin.selection import Request, Selection, select
+from poplin.utilities import unwinding
 
 sys.path.insert(0, str(Path(__file__).parent))  # for selection_fakes
 
@@ -36,7 +38,12 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         if name.startswith(prefixes) or name in RANKS:
             monkeypatch.delenv(name)
     monkeypatch.setenv("POPLIN_PLUGINS", "")
+    on_terminate = signal.getsignal(signal.SIGTERM)
     yield
+    for _ in range(1000):  # an environment whose processes exist lets SIGTERM unwind; most tests here tear nothing down
+        if signal.getsignal(signal.SIGTERM) is on_terminate:
+            break
+        unwinding.restore()
     monkeypatch.undo()
     changed = {name for name in {*before, *os.environ} if os.environ.get(name) != before.get(name)}
     assert not changed - {"PYTEST_CURRENT_TEST"}

@@ -216,7 +216,9 @@ def get_available_flops(device: torch.device | Accelerator, dtype: torch.dtype |
         return device.peak_flops(dtype)
     for kind in _subclasses(Accelerator):  # type: ignore[type-abstract]
         if getattr(kind, "device_type", None) == device.type and not getattr(kind, "__abstractmethods__", None):
-            return kind().peak_flops(dtype)
+            peak = kind().peak_flops(dtype)
+            if peak is not None:  # several accelerators may serve a type of device
+                return peak
     return None
 
 
