@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -35,6 +36,8 @@ RESERVED_KEY = "__poplin__"
 PER_RANK_KEY = "__per_rank__"
 
 _CHUNK = 1 << 20
+#: What :mod:`zipfile` raises where an archive's bytes are not those that were written.
+CORRUPT = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError)
 
 
 @dataclass(frozen=True)
@@ -274,7 +277,7 @@ def read_manifest(archive: zipfile.ZipFile, where: str) -> Manifest | None:
         if name.partition("/")[2] == MANIFEST:
             try:
                 return Manifest.from_json(archive.read(name), where)
-            except zipfile.BadZipFile as error:
+            except CORRUPT as error:
                 raise DamagedCheckpointError(f"{where}: its manifest is corrupt ({error}).") from error
     return None
 
@@ -295,7 +298,7 @@ def verify(archive: zipfile.ZipFile, manifest: Manifest, where: str) -> None:
             with archive.open(info) as record:  # zipfile compares the CRC-32 when it reaches the end
                 while record.read(_CHUNK):
                     pass
-        except (KeyError, zipfile.BadZipFile, EOFError, ValueError, NotImplementedError) as error:
+        except (KeyError, *CORRUPT) as error:
             tensors = [entry.name for entry in manifest.tensors if entry.record == name]
             what = ", ".join(tensors[:3]) + (", ..." if len(tensors) > 3 else "") if tensors else name
             bad.append(f"{what} ({'missing' if isinstance(error, KeyError) else 'corrupt'})")

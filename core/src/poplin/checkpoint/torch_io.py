@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import os
 import pickle
 import re
@@ -15,7 +16,7 @@ from typing import IO, Any
 import torch
 
 from poplin.checkpoint.checkpoint_io import CheckpointIO, StoragePath
-from poplin.checkpoint.format import read_manifest, verify, write_archive
+from poplin.checkpoint.format import CORRUPT, read_manifest, verify, write_archive
 from poplin.checkpoint.storage import Location, locate
 from poplin.errors import (
     ArgumentTypeError,
@@ -67,6 +68,8 @@ class TorchCheckpointIO(CheckpointIO):
         except CheckpointError:
             raise
         except Exception as error:  # torch, pickle, the system and each fsspec file system have errors of their own
+            if (interruption := _interruption(error)) is not None:
+                raise interruption from None
             raise CheckpointError(
                 f"The checkpoint could not be written to {location.text}: {_describe(error)}. "
                 "What stood there before, if anything, still stands."
@@ -160,11 +163,11 @@ def _check_before(file: IO[bytes], where: str) -> None:
 
 def _check_archive(file: IO[bytes], where: str) -> None:
     try:
-        archive = zipfile.ZipFile(file)
-    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as error:
+        archive = _open_archive(file)
+    except CORRUPT as error:
         raise DamagedCheckpointError(
-            f"{where} is damaged: its end, where its table of contents stands, is missing or broken; most likely it "
-            f"was cut off. {_USE_ANOTHER}"
+            f"{where} is damaged: its end, where its table of contents stands, is missing or broken, or does "
+            f"not fit the rest; most likely a part was cut off. {_USE_ANOTHER}"
         ) from error
     with archive:
         names = [name.partition("/")[2] for name in archive.namelist()]
@@ -180,6 +183,18 @@ def _check_archive(file: IO[bytes], where: str) -> None:
             raise DamagedCheckpointError(
                 f"{where} is no checkpoint: it is a zip archive without the data that torch.save writes."
             )
+
+
+def _open_archive(file: IO[bytes]) -> zipfile.ZipFile:
+    try:
+        archive = zipfile.ZipFile(file)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise zipfile.BadZipFile("its table of contents would stand before its beginning") from error
+    if any(info.header_offset < 0 for info in archive.infolist()):
+        raise zipfile.BadZipFile("it is shorter than its table of contents says")
+    return archive
 
 
 _USE_ANOTHER = "Nothing was loaded. Use an earlier checkpoint."
@@ -215,6 +230,14 @@ def _unsafe_globals(file: IO[bytes], error: BaseException) -> str:
         return "objects of " + ", ".join(sorted(found)[:5]) + (", ..." if len(found) > 5 else "")
     blocked = re.search(r"unsupported (?:global|class):? (\S+)", str(error), re.IGNORECASE)
     return f"an object of {blocked.group(1)}" if blocked else ""
+
+
+def _interruption(error: BaseException) -> BaseException | None:
+    """The Ctrl-C or SIGTERM in whose course ``error`` was raised: torch's writer complains when it is cut short."""
+    context = error.__context__
+    while context is not None and isinstance(context, Exception):
+        context = context.__context__
+    return context
 
 
 def _neighbour_hint(location: Location) -> str:
