@@ -63,6 +63,14 @@ def test_gpu_without_any_gives_the_reason(choose, offer):
         choose(accelerator="gpu")
 
 
+def test_auto_with_the_cpu_kept_out_says_what_is_kept_out(choose, offer, monkeypatch):
+    offer("accelerators", "fakegpu", AbsentGPU)
+    monkeypatch.setenv("POPLIN_DISABLE_PLUGINS", "accelerators/cpu")
+    with pytest.raises(HardwareAbsentError, match="kept out by a control, are .*cpu") as caught:
+        choose()
+    assert "accelerator='auto' or" not in str(caught.value)
+
+
 def test_gpu_without_a_plugin_says_so(choose):
     with pytest.raises((NotInstalledError, BlockedNameError), match="gpu"):
         choose(accelerator="gpu")

@@ -189,7 +189,10 @@ def _broken_candidates(role: str, broken: list[tuple[str, BaseException]]) -> Br
 def _nothing_available(role: str, absent: list[PassedOver]) -> PoplinError:
     if absent:
         reasons = "; ".join(f"{what}: {why}" for what, why in absent)
-        return HardwareAbsentError(f"accelerator={role!r}: no device is here. {reasons}. {_HERE_INSTEAD}.")
+        blocked = kept_out(_KIND)
+        let_in = f" Installed, and kept out by a control, are {blocked}: let them in, or name an accelerator."
+        instead = let_in if blocked else f" {_HERE_INSTEAD}."
+        return HardwareAbsentError(f"accelerator={role!r}: no device is here. {reasons}.{instead}")
     packages = known.packages_for_role(_KIND, role)
     if blocked := kept_out(_KIND):
         return BlockedNameError(
