@@ -25,7 +25,7 @@ STARTING = 90  # seconds: imports of torch on a busy machine
 
 def run(case, folder, signum=None, group=False):
     """Run a case until both ranks are up (or the fault has struck), send a signal, and wait for the end."""
-    with Program(PROGRAMS / "faults.py", [case, str(folder)]) as program:
+    with Program(PROGRAMS / "faults.py", [case, str(folder)], env={"POPLIN_GRACE": "4"}) as program:
         program.wait_for(lambda output: "up0" in output and "up1" in output, timeout=STARTING)
         if signum is not None:
             program.send(signum, group=group)
