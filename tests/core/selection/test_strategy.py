@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from selection_fakes import GPU, Many
+from selection_fakes import GPU, Cluster, Many
 
 from poplin import hookimpl
 from poplin.errors import (
@@ -153,11 +153,21 @@ def test_the_variable_alone_decides(choose, offer, monkeypatch):
     monkeypatch.setenv("LT_STRATEGY", "many")
     monkeypatch.setenv("LT_DEVICES", "2")
     monkeypatch.setenv("LT_CLI_USED", "1")
-    selection = choose()
+    selection = choose(plugins=Cluster())
     assert type(selection.strategy) is Many
     assert len(selection.devices) == 2
     assert selection.under_cli
     assert "LT_STRATEGY" in decision(selection, "strategy").reason
+
+
+def test_a_variable_of_the_command_line_without_its_processes_is_an_error_and_no_wait_for_them(
+    choose, offer, monkeypatch
+):
+    offer("strategies", "many", Many)
+    monkeypatch.setenv("LT_CLI_USED", "1")
+    with pytest.raises(SelectionError, match=r"LT_CLI_USED.*2 are needed.*poplin run"):
+        choose(strategy="many", devices=2)
+    assert choose(strategy="many", devices=1).under_cli
 
 
 def test_vetoes(choose, offer):

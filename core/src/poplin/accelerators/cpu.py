@@ -9,6 +9,9 @@ import torch
 from poplin.accelerators.accelerator import Accelerator
 from poplin.errors import ArgumentTypeError, ArgumentValueError
 
+#: More processes than this on one node are a slip of the keyboard.
+_MOST_PROCESSES = 10_000
+
 
 class CPUAccelerator(Accelerator):
     """The CPU: always here, and one "device" for each process that is asked for."""
@@ -31,7 +34,7 @@ class CPUAccelerator(Accelerator):
 
         Raises:
             ArgumentTypeError: a list, which would name devices where there is only one.
-            ArgumentValueError: not a number, or less than one.
+            ArgumentValueError: not a number, less than one, or more than any machine can run.
         """
         hint = "On the CPU `devices` is the number of processes: an int of at least 1, or 'auto' for one."
         if isinstance(devices, bool) or not isinstance(devices, (int, str)):
@@ -44,6 +47,8 @@ class CPUAccelerator(Accelerator):
             count = cls.auto_device_count()
         if count < 1:
             raise ArgumentValueError(f"devices={devices!r}: {hint}")
+        if count > _MOST_PROCESSES:
+            raise ArgumentValueError(f"devices={devices!r}: that many processes can't be started on one node. {hint}")
         return count
 
     @classmethod

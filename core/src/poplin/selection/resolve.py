@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from poplin import registry
+from poplin.errors import SelectionError
 from poplin.registry import hookspecs
 from poplin.selection.accelerator import resolve_accelerator
 from poplin.selection.carried import carried_by
@@ -58,9 +59,25 @@ def resolve(request: Request, trace: Trace) -> Selection:
 
 
 def _check(selection: Selection) -> None:
-    """The vetoes: the accelerator's, the strategy's, then those of ambient plugins."""
+    """The vetoes: ours, the accelerator's, the strategy's, then those of ambient plugins."""
+    _check_processes(selection)
     for part in (selection.accelerator, selection.strategy):
         guarded(f"{label_of(part)}: check() of {type(part).__name__}", part.check, selection)
     asked = [label(answer.provider) for answer in hookspecs.check_selection(selection)]
     asked_all = ["the accelerator", "the strategy", *asked]
     selection.trace.note("checks", "no veto", f"asked whether all this goes together: {', '.join(asked_all)}")
+
+
+def _check_processes(selection: Selection) -> None:
+    """Under the command line the other processes exist already: nobody would start them, and this one would wait."""
+    size = len(selection.devices) * selection.num_nodes
+    if not (selection.under_cli and size > 1 and selection.strategy.needs_launch):
+        return
+    environment = selection.environment
+    who = label_of(environment)
+    if not guarded(f"{who}: creates_processes_externally", lambda: environment.creates_processes_externally):
+        raise SelectionError(
+            f"The environment says that the command line started this script (LT_CLI_USED or POPLIN_CLI_USED is set), "
+            f"and {type(environment).__name__} knows of no process that it started, where {size} are needed. Start the "
+            "script by `poplin run`, or unset the variable, which may be left of another run."
+        )
