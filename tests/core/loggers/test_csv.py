@@ -120,6 +120,11 @@ def test_a_process_that_is_killed_loses_no_row(tmp_path):
     assert os.listdir(path.parent) == ["metrics.csv"]
 
 
+def log_many(logger, count):
+    for _ in range(count):
+        logger.log_metrics({"a": 123456789})
+
+
 def test_a_full_disk_is_told_and_leaves_whole_rows(tmp_path):
     folder = tmp_path / "small"
     folder.mkdir()
@@ -130,8 +135,7 @@ def test_a_full_disk_is_told_and_leaves_whole_rows(tmp_path):
         logger.log_metrics({"a": 1})
         (folder / "filler").write_bytes(b"x" * 48_000)
         with pytest.raises(LoggerError, match="No space left"):
-            for _ in range(10_000):
-                logger.log_metrics({"a": 123456789})
+            log_many(logger, 10_000)
         written = rows(logger)
         assert all(row["a"] in ("1", "123456789") for row in written)
         (folder / "filler").unlink()

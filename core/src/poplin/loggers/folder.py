@@ -108,6 +108,7 @@ class FolderLogger(Logger):
             with contextlib.suppress(OSError):
                 os.rmdir(self._taken)
             self._taken = None
+        self._waits_for_launch = True  # whoever asks from now on makes no folder
 
     def with_prefix(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """``metrics`` with the prefix before each name."""
