@@ -92,7 +92,7 @@ class IncompatiblePluginError(BrokenPluginError):
     """The plugin was written for another version of poplin-core; it was not imported."""
 
 
-class HardwareAbsentError(LookupFailedError):
+class HardwareAbsentError(LookupFailedError, RuntimeError):
     """The plugin is installed and works, and the device it serves is not here."""
 
 
