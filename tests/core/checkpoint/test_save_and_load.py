@@ -457,3 +457,16 @@ def test_load_raw_reads_a_plain_state_dict(saver, trained, tmp_path):
         saver.load_raw(tmp_path / "a.ckpt", other)
     with pytest.raises(ArgumentTypeError, match="dictionary"):
         saver.load_raw(tmp_path / "a.ckpt", {"model": other})
+
+
+def test_nested_tensors_and_states_nested_too_deeply(saver, tmp_path):
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.strided)
+    saver.save(tmp_path / "a.ckpt", {"nested": nested})
+    loaded = saver.load(tmp_path / "a.ckpt")["nested"]
+    assert [part.tolist() for part in loaded.unbind()] == [[1.0] * 2, [1.0] * 3]
+    deep = 1
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(ArgumentValueError, match="nested too deeply"):
+        saver.save(tmp_path / "b.ckpt", {"deep": deep})
+    assert [path.name for path in tmp_path.iterdir()] == ["a.ckpt"]

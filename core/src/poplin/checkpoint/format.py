@@ -164,7 +164,7 @@ def tensor_entries(checkpoint: Any, records: Mapping[str, tuple[int, int]] | Non
         entries.append(
             TensorEntry(
                 name=dotted(path),
-                shape=tuple(tensor.shape),
+                shape=() if tensor.is_nested else tuple(tensor.shape),
                 dtype=str(tensor.dtype).removeprefix("torch."),
                 nbytes=tensor.numel() * tensor.element_size(),
                 record=record,
@@ -179,6 +179,7 @@ def _is_plain(tensor: Tensor) -> bool:
         type(tensor) in (Tensor, torch.nn.Parameter)
         and tensor.layout == torch.strided
         and not tensor.is_quantized
+        and not tensor.is_nested
         and tensor.device.type != "meta"
     )
 

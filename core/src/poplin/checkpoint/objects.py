@@ -15,6 +15,7 @@ from poplin.checkpoint.items import Item, Run, Undo, user_module
 from poplin.checkpoint.module_item import ModuleItem
 from poplin.checkpoint.optimizer_item import OptimizerItem
 from poplin.checkpoint.tree import Path, find_objects
+from poplin.errors import ArgumentValueError
 
 if TYPE_CHECKING:
     from poplin.strategies.strategy import Strategy
@@ -35,10 +36,13 @@ def objects_in(state: Mapping[str, Any], strategy: Strategy, setups: Setups | No
     """The adapter of each object in ``state``.
 
     Raises:
-        ArgumentValueError: the state contains itself.
+        ArgumentValueError: the state contains itself, or is nested too deeply.
     """
     run = run_of(strategy, setups, sharded)
-    found = [entry for key, value in state.items() for entry in find_objects(value, (key,))]
+    try:
+        found = [entry for key, value in state.items() for entry in find_objects(value, (key,))]
+    except RecursionError:
+        raise ArgumentValueError("The state is nested too deeply: flatten it. Nothing was done.") from None
     run.named_modules.update(
         {dotted(path): user_module(value) for path, value in found if isinstance(value, nn.Module)}
     )
