@@ -25,7 +25,8 @@ class Accelerator(Extension, ABC):
 
     #: torch's device type: ``torch.device(device_type, 0)`` is a device. No default: nothing is a CPU in silence.
     device_type: ClassVar[str]
-    #: The roles it takes: ``("auto",)``, with ``"gpu"`` too for a GPU, ``()`` for what must be asked for by name.
+    #: The roles it takes: ``("auto",)``, with ``"gpu"`` too for a GPU, ``()`` for what must be asked for by name. Its
+    #: package is asked for a role only if its metadata has an entry point of the role's name in the kind's group.
     roles: ClassVar[tuple[str, ...]] = ("auto",)
     #: Among the available accelerators of a role the highest priority wins.
     priority: ClassVar[int] = 0
@@ -111,7 +112,7 @@ class Accelerator(Extension, ABC):
         """Make ``device`` the current one. Called by ``Strategy.setup_environment`` in each process."""
         module = torch.get_device_module(self.device_type)
         if hasattr(module, "set_device") and device.index is not None:
-            module.set_device(device)
+            module.set_device(device.index)  # an index, which every device module takes
 
     def seed(self, seed: int) -> None:
         """Seed the generators of this device type. Called by ``seed_everything`` when such devices are in use."""

@@ -43,7 +43,8 @@ class ParallelStrategy(Strategy):
     """Several processes, one for each device, that work together through a process group.
 
     The ranks come from the cluster environment. The process group is the one that exists, or else one of its own,
-    which serves CPU tensors besides those of the devices; :meth:`teardown` destroys only the latter.
+    which serves CPU tensors besides those of the devices; :meth:`teardown` destroys only the latter. The collectives
+    take tensors of any device: where the group has no backend for it, they go over the CPU.
 
     Args:
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision: what the user fixed on the

@@ -204,7 +204,10 @@ def _make(spec: str, rendezvous: Rendezvous, timeout: timedelta | None, device: 
     _made[point] += 1
     try:
         base = _connect(rendezvous, timeout or DEFAULT_TIMEOUT)
-        options: dict[str, Any] = {} if device is None or device.type == "cpu" else {"device_id": device}
+        # torch refuses a device of a type that the group has no backend for
+        served = parse_spec(spec).keys()
+        bound = device is not None and device.type != "cpu" and not served.isdisjoint({device.type, "*"})
+        options: dict[str, Any] = {"device_id": device} if bound else {}
         dist.init_process_group(
             spec,
             store=PrefixStore(f"poplin/group{_made[point]}", base),
