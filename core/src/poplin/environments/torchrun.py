@@ -39,7 +39,7 @@ class TorchrunEnvironment(ClusterEnvironment):
     def teardown(self) -> None:
         """Give signals and the exception hook back."""
         super().teardown()
-        if self._hook is not None:
+        if self._hook is not None and sys.exc_info()[1] is None:  # an exception on its way out comes to the hook yet
             self._hook.remove()
             self._hook = None
 

@@ -17,6 +17,11 @@ from poplin.errors import CollectiveError, WorkerError
 _PEER_WORDS = re.compile(
     r"process ?group|connection (closed|reset|was lost)|broken pipe|socket|peer|gloo", re.IGNORECASE
 )
+#: Our own modules in which a rank waits for others.
+_OWN_COLLECTIVES = tuple(
+    f"/poplin/strategies/{name}.py"
+    for name in ("communicator", "collectives", "broadcasting", "reductions", "first", "handles", "process_group")
+)
 #: How much is shown of where a rank sits.
 _STACK_ENTRIES = 8
 
@@ -146,7 +151,8 @@ def where_is(thread: int) -> tuple[str, str | None]:
 
 
 def _is_distributed(filename: str) -> bool:
-    return "/torch/distributed/" in filename.replace("\\", "/")
+    path = filename.replace("\\", "/")
+    return "/torch/distributed/" in path or path.endswith(_OWN_COLLECTIVES)
 
 
 def _is_library(filename: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -88,11 +89,11 @@ class Guest:
 
     def hook_exceptions(self) -> None:
         """Report an exception that ends this script; the launching process prints it."""
-        self._hook = ExceptionHook(self._on_exception)
+        self._hook = self._hook or ExceptionHook(self._on_exception)
 
     def unhook_exceptions(self) -> None:
-        """Give the hook back."""
-        if self._hook is not None:
+        """Give the hook back, unless an exception is on its way out: it comes to the hook yet."""
+        if self._hook is not None and sys.exc_info()[1] is None:
             self._hook.remove()
             self._hook = None
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 #: How long this rank's own error, if it may be a consequence of another rank's, waits for that rank's word, in seconds.
 _SETTLE_SECONDS = 2.5
+#: How often this rank, at the end of the script, asks the others where they are, in seconds.
+_ASK_SECONDS = 1.0
 
 
 class SubprocessLauncher(Launcher):
@@ -165,7 +167,7 @@ class _Group:
         self._users += 1
         if self._users == 1:
             self._unwinds = unwinding.install()
-            self._hook = ExceptionHook(self._on_exception)
+            self._hook = self._hook or ExceptionHook(self._on_exception)
 
     def leave(self) -> None:
         """A Fabric is closed."""
@@ -173,7 +175,9 @@ class _Group:
         if self._users == 0:
             unwinding.restore()
             self._unwinds = False
-            if self._hook is not None:
+            if (
+                self._hook is not None and sys.exc_info()[1] is None
+            ):  # an exception on its way out comes to the hook yet
                 self._hook.remove()
                 self._hook = None
 
@@ -294,30 +298,41 @@ class _Group:
             os._exit(1)  # the script was fine in this process, and not in another: the run has failed all the same
 
     def _wait_for_others(self) -> None:
-        told = False
-        asked_at = time.monotonic()
+        begun, asked_at, told = time.monotonic(), 0.0, False
+        stuck_since: float | None = None
         while not self.host.ended:
             time.sleep(0.02)
-            if self.host.aborted_at is not None or time.monotonic() - asked_at < self.host.grace:
+            now = time.monotonic()
+            if self.host.aborted_at is not None or now - asked_at < _ASK_SECONDS:
                 continue
-            asked_at = time.monotonic()
-            stuck = [member for member in self.host.alive if member.where is not None and member.where[1]]
-            if stuck and told:
-                for member in stuck:
-                    collective = member.where[1] if member.where is not None else None
-                    ended = f"rank {self.first.global_rank} has ended. It is ended too."
-                    print(
-                        f"poplin: rank {member.rank} waits in the collective {collective}, and {ended}", file=sys.stderr
-                    )
-                self.host.abort(Failure(stuck[0].rank, "was ended in a collective that rank 0 never came to"))
+            if asked_at and not _all_in_collectives(self.host.alive):
+                stuck_since = None
+            elif asked_at and stuck_since is None:
+                stuck_since = now
+            if stuck_since is not None and now - stuck_since > self.host.grace / 2:
+                self._end_stuck(self.host.alive)
                 continue
-            if not told:
+            if not told and now - begun > self.host.grace:
                 told = True
                 names = ", ".join(str(member.rank) for member in self.host.alive)
-                print(f"poplin: rank 0 is done and waits for rank(s) {names} ...", file=sys.stderr, flush=True)
+                print(
+                    f"poplin: rank {self.first.global_rank} is done and waits for rank(s) {names} ...", file=sys.stderr
+                )
+            asked_at = now
             for member in self.host.alive:
-                member.where = None
                 member.tell("where")
+
+    def _end_stuck(self, stuck: list[Member]) -> None:
+        """All others wait in collectives, and this rank has ended: none of them will ever be complete."""
+        for member in stuck:
+            collective = member.where[1] if member.where is not None else None
+            ended = f"rank {self.first.global_rank} has ended. It is ended too."
+            print(f"poplin: rank {member.rank} waits in the collective {collective}, and {ended}", file=sys.stderr)
+        self.host.abort(Failure(stuck[0].rank, "was ended in a collective that another rank never came to"))
+
+
+def _all_in_collectives(members: list[Member]) -> bool:
+    return bool(members) and all(member.where is not None and member.where[1] for member in members)
 
 
 _group: _Group | None = None
