@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
@@ -56,3 +58,69 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path):
 def test_the_trainer_on_two_processes_with_a_closure(tmp_path):
     lines = run(EXAMPLES / "trainer.py", *"--devices 2 --epochs 2 --use-closure".split(), cwd=tmp_path)
     assert lines[-1] == "10 steps, 20 batches in this run"
+
+
+RECORDING = """
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from poplin import Fabric
+from trainer import Regression, Trainer
+
+heard = []
+class Recorder:
+    def __getattr__(self, name):
+        if not name.startswith("on_"):
+            raise AttributeError(name)
+        def hook(*args, **kwargs):
+            heard.append((name, len(args), sorted(kwargs)))
+        return hook
+
+fabric = Fabric(accelerator="cpu", devices=1, callbacks=Recorder())
+data = TensorDataset(torch.randn(4, 8), torch.randn(4, 1))
+model = Regression()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+trainer = Trainer(fabric, Path("."), accumulate=2, use_closure="closure" in sys.argv)
+trainer.fit(model, optimizer, scheduler, DataLoader(data, batch_size=2), DataLoader(data, batch_size=4), epochs=1)
+fabric.close()
+for name, positional, keywords in heard:
+    print(name, positional, *keywords)
+"""
+
+#: Hook, number of positional arguments, names of keyword arguments; the loop's own and those that Poplin fires.
+BACKWARD = [
+    "on_before_backward 1",
+    "on_backward_start 0 loss",
+    "on_backward_end 0 loss",
+    "on_after_backward 0",
+]
+STEP_START, STEP_END = "on_optimizer_step_start 0 optimizer strategy", "on_after_optimizer_step 0 optimizer strategy"
+STEPS = {
+    "plain": [*BACKWARD, "on_before_optimizer_step 2", STEP_START, STEP_END],
+    "closure": ["on_before_optimizer_step 2", STEP_START, *BACKWARD, STEP_END],
+}
+
+
+@pytest.mark.parametrize("how", STEPS)
+def test_every_hook_of_the_trainer_fires_once_and_in_order(how, tmp_path):
+    (tmp_path / "record.py").write_text(RECORDING)
+    (tmp_path / "trainer.py").write_text((EXAMPLES / "trainer.py").read_text())
+    lines = [line for line in run("record.py", how, cwd=tmp_path) if line.startswith("on_")]
+    assert lines == [
+        "on_after_setup 0 fabric module",
+        "on_train_epoch_start 0",
+        *["on_train_batch_start 2", *BACKWARD, "on_train_batch_end 3"],
+        *["on_train_batch_start 2", *STEPS[how], "on_before_zero_grad 1", "on_train_batch_end 3"],
+        "on_train_epoch_end 0",
+        "on_validation_model_eval 0",
+        "on_validation_epoch_start 0",
+        *["on_validation_batch_start 2", "on_validation_batch_end 3"],
+        "on_validation_epoch_end 0",
+        "on_validation_model_train 0",
+        "on_save 0 path state",
+        "on_close 0",
+    ]
