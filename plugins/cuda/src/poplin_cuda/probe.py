@@ -18,29 +18,29 @@ class Driver:
     """The few functions of CUDA's driver library that are needed."""
 
     def __init__(self, library: Any) -> None:
-        self.library = library
+        self.api = library
 
     def count(self) -> int:
         """How many devices are visible, MIG instances counted as the driver counts them."""
-        self._check(self.library.cuInit(0))
+        self._check(self.api.cuInit(0))
         number = ctypes.c_int()
-        self._check(self.library.cuDeviceGetCount(ctypes.byref(number)))
+        self._check(self.api.cuDeviceGetCount(ctypes.byref(number)))
         return number.value
 
     def can_be_used(self, index: int) -> bool:
         """Whether this process gets a context on the device: another may have it for itself, or all of its memory."""
         device, context = ctypes.c_int(), ctypes.c_void_p()
-        if self.library.cuDeviceGet(ctypes.byref(device), index):
+        if self.api.cuDeviceGet(ctypes.byref(device), index):
             return False
-        if self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):
+        if self.api.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):
             return False
-        self.library.cuDevicePrimaryCtxRelease_v2(device)
+        self.api.cuDevicePrimaryCtxRelease_v2(device)
         return True
 
     def _check(self, code: int) -> None:
         if code:
             text = ctypes.c_char_p()
-            self.library.cuGetErrorString(code, ctypes.byref(text))
+            self.api.cuGetErrorString(code, ctypes.byref(text))
             raise RuntimeError(f"error {code}, {(text.value or b'unknown').decode(errors='replace')}")
 
 
@@ -48,18 +48,18 @@ class HipDriver(Driver):
     """The same for ROCm's library."""
 
     def count(self) -> int:
-        self._check(self.library.hipInit(0))
+        self._check(self.api.hipInit(0))
         number = ctypes.c_int()
-        self._check(self.library.hipGetDeviceCount(ctypes.byref(number)))
+        self._check(self.api.hipGetDeviceCount(ctypes.byref(number)))
         return number.value
 
     def can_be_used(self, index: int) -> bool:
-        return not self.library.hipSetDevice(index) and not self.library.hipFree(None)
+        return not self.api.hipSetDevice(index) and not self.api.hipFree(None)
 
     def _check(self, code: int) -> None:
         if code:
-            self.library.hipGetErrorString.restype = ctypes.c_char_p
-            text: bytes = self.library.hipGetErrorString(code) or b"unknown"
+            self.api.hipGetErrorString.restype = ctypes.c_char_p
+            text: bytes = self.api.hipGetErrorString(code) or b"unknown"
             raise RuntimeError(f"error {code}, {text.decode(errors='replace')}")
 
 
