@@ -4,9 +4,15 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PACKAGES := core $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))) .
-REQUIREMENTS := constraints.txt tests/requirements.txt $(patsubst %,%/pyproject.toml,$(PACKAGES))
 PYTEST := $(BIN)/python -m pytest
+
+# Plugins that bring a large library of somebody else's are installed in an environment of their own, .venv-extras.
+folders = $(sort $(patsubst %/pyproject.toml,%,$(wildcard $(1))))
+LARGE := $(filter plugins/deepspeed plugins-contrib/%,$(call folders,plugins/*/pyproject.toml plugins-contrib/*/pyproject.toml))
+PACKAGES := core $(filter-out $(LARGE),$(call folders,plugins/*/pyproject.toml)) .
+EXTRAS := .venv-extras
+EXTRAS_STAMP := $(EXTRAS)/.installed
+space := $(subst ,, )
 
 .PHONY: demo test test-slow test-tpu check docs bench gpu clean help
 
@@ -19,38 +25,48 @@ help:
 	@echo 'make bench      the benchmarks, as ratios beside plain torch and lightning-fabric'
 	@echo 'make gpu        the tests that need a GPU, and the measurements'
 	@echo 'make test-tpu   the tests of the TPU plugin, in an environment of their own'
-	@echo 'make clean      remove .venv and what the tools have cached'
+	@echo 'make clean      remove the environments and what the tools have cached'
 
+# $(call environment,FOLDER,REQUIREMENTS,PACKAGES) makes or renews a virtual environment.
 # --without-pip, and the machine's pip working on the new environment: so a Python without ensurepip will do, too.
-$(STAMP): $(REQUIREMENTS)
-	@for python in "$$PYTHON" python3.11 python3 python3.12 python3.13 python; do \
-	    [ -n "$$python" ] && "$$python" -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break; \
-	    python=; \
-	done; \
-	[ -n "$$python" ] || { echo 'Python 3.11 or newer with pip is needed; name one by PYTHON=...' >&2; exit 1; }; \
-	set -e; \
-	echo "Setting up $(VENV) with $$($$python --version) (this takes a few minutes the first time) ..."; \
-	[ -x $(BIN)/python ] || "$$python" -m venv --without-pip $(VENV); \
-	"$$python" -m pip --python $(BIN)/python install --quiet --disable-pip-version-check \
-	    -c constraints.txt -r tests/requirements.txt; \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-	    -c constraints.txt $(patsubst %,-e ./%,$(PACKAGES)); \
-	touch $(STAMP)
+define environment
+@for python in "$$PYTHON" python3.11 python3 python3.12 python3.13 python; do \
+    [ -n "$$python" ] && "$$python" -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break; \
+    python=; \
+done; \
+[ -n "$$python" ] || { echo 'Python 3.11 or newer with pip is needed; name one by PYTHON=...' >&2; exit 1; }; \
+set -e; \
+echo "Setting up $(1) with $$($$python --version) (this takes a few minutes the first time) ..."; \
+[ -x $(1)/bin/python ] || "$$python" -m venv --without-pip $(1); \
+"$$python" -m pip --python $(1)/bin/python install --quiet --disable-pip-version-check \
+    -c constraints.txt $(patsubst %,-r %,$(2)); \
+$(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+    -c constraints.txt $(patsubst %,-e ./%,$(3)); \
+touch $(1)/.installed
+endef
+
+$(STAMP): constraints.txt tests/requirements.txt $(patsubst %,%/pyproject.toml,$(PACKAGES))
+	$(call environment,$(VENV),tests/requirements.txt,$(PACKAGES))
+
+$(EXTRAS_STAMP): constraints.txt tests/requirements.txt tests/extras-requirements.txt \
+                 $(patsubst %,%/pyproject.toml,$(PACKAGES) $(LARGE))
+	$(call environment,$(EXTRAS),tests/requirements.txt tests/extras-requirements.txt,$(PACKAGES) $(LARGE))
 
 demo: $(STAMP)
 	$(BIN)/python docs/examples/demo.py
 
 test: $(STAMP)
-	$(PYTEST) -m 'not slow and not gpu' $(ARGS)
+	$(PYTEST) -m 'not slow and not gpu and not extras' $(ARGS)
 
-test-slow: $(STAMP)
-	$(PYTEST) -m 'slow and not gpu' $(ARGS)
+test-slow: $(STAMP) $(EXTRAS_STAMP)
+	$(PYTEST) -m 'slow and not gpu and not extras' $(ARGS)
+	$(EXTRAS)/bin/python -m pytest -m 'extras and not gpu' $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	PYTHONPATH=$(subst $(space),:,$(patsubst %,%/src,$(LARGE))) $(BIN)/lint-imports
 
 docs: $(STAMP)
 	$(PYTEST) tests/docs $(ARGS)
@@ -66,4 +82,4 @@ test-tpu:
 	@echo 'make test-tpu: there is no TPU plugin here yet, so there is nothing to run.'
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(EXTRAS) build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
