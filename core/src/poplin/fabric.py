@@ -38,6 +38,7 @@ from poplin.wrappers.clip import clip_gradients
 from poplin.wrappers.setups import Setups
 from poplin.wrappers.sync import no_backward_sync
 from poplin.wrappers.unwrapping import unwrap
+from poplin.wrappers.usage import memory_report
 
 T = TypeVar("T")
 
@@ -187,9 +188,15 @@ class Fabric:
         """
         return lifecycle.should_stop(self)
 
-    def explain(self) -> str:
-        """What was chosen, by which plugin of which distribution and version, why, and what was passed over and why."""
-        return self._selection.trace.render()
+    def explain(self, memory: bool = False) -> str:
+        """What was chosen, by which plugin of which distribution and version, why, and what was passed over and why.
+
+        Args:
+            memory: add what this process holds of each module and optimizer that is set up, without activations.
+                ``poplin estimate`` tells it beforehand, and for any world size.
+        """
+        trace = self._selection.trace.render()
+        return f"{trace}\n{memory_report(self._setups)}" if memory else trace
 
     # --- setup
 

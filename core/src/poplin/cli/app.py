@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from poplin.cli.options import (
     Parser,
     RunOptions,
+    add_estimate_options,
     add_launch_options,
     add_plugin_option,
     add_selection_options,
@@ -112,13 +113,22 @@ def _build() -> tuple[Parser, Parser]:
     add_launch_options(explain)
     explain.set_defaults(serve=_explain)
 
+    estimate = commands.add_parser(
+        "estimate",
+        help="show what a model needs in memory under each strategy, for any world size",
+        description="MODEL is package.module:name or file.py:name of what makes the model when it is called. It is "
+        "made on the meta device, and sharded for a world that need not be here.",
+    )
+    add_estimate_options(estimate)
+    estimate.set_defaults(serve=_estimate)
+
     doctor = commands.add_parser("doctor", help="look for what is wrong: torch, devices, plugins, metadata, ports")
     doctor.set_defaults(serve=_doctor)
 
     env = commands.add_parser("env", help="print versions and settings, for a bug report")
     env.set_defaults(serve=_env)
 
-    for command in (run, explain, doctor, env):
+    for command in (run, explain, estimate, doctor, env):
         add_plugin_option(command)
     return parser, run
 
@@ -219,6 +229,12 @@ def _explain(options: argparse.Namespace) -> int:
     from poplin.cli.explain import explain
 
     return explain(options)
+
+
+def _estimate(options: argparse.Namespace) -> int:
+    from poplin.cli.estimate import estimate
+
+    return estimate(options)
 
 
 def _doctor(options: argparse.Namespace) -> int:

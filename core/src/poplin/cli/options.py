@@ -107,6 +107,28 @@ def add_launch_options(parser: Parser) -> None:
     )
 
 
+def add_estimate_options(parser: Parser) -> None:
+    """Add the models to be planned, and the runs that they are planned for."""
+    parser.add_argument("model", nargs="+", metavar="MODEL", help="package.module:name, or file.py:name")
+    parser.add_option(
+        "--world-size", type=positive_list, default=(1, 8), metavar="N,...", help="numbers of processes (1,8)"
+    )
+    parser.add_option(
+        "--devices-per-node", type=positive, default=8, metavar="N", help="how many devices a machine has (8)"
+    )
+    parser.add_option(
+        "--strategy", action="append", metavar="NAME", help="only this strategy; can be given several times"
+    )
+    parser.add_option("--precision", metavar="NAME", help="number format, as in 32-true or bf16-mixed")
+    parser.add_option(
+        "--optimizer",
+        default="torch.optim:AdamW",
+        metavar="NAME",
+        help="what makes the optimizer of a list of parameters (torch.optim:AdamW), or none",
+    )
+    parser.add_option("--json", action="store_true", help="print JSON, in bytes")
+
+
 def natural(text: str) -> int:
     """An integer that is not negative."""
     number = int(text)
@@ -121,6 +143,11 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is too small; it must be 1 or more")
     return number
+
+
+def positive_list(text: str) -> tuple[int, ...]:
+    """Integers above zero, separated by commas."""
+    return tuple(positive(part) for part in text.split(","))
 
 
 def port(text: str) -> int:

@@ -11,6 +11,8 @@ __getattr__, __dir__ = lazy_face(
         "ParallelStrategy": "poplin.strategies.parallel:ParallelStrategy",
         "SingleDeviceStrategy": "poplin.strategies.single_device:SingleDeviceStrategy",
         "Strategy": "poplin.strategies.strategy:Strategy",
+        "Memory": "poplin.strategies.memory:Memory",
+        "memory_of": "poplin.strategies.memory:memory_of",
         "load_optimizer_state_by_name": "poplin.strategies.optimizer_state:load_optimizer_state_by_name",
         "optimizer_state_by_name": "poplin.strategies.optimizer_state:optimizer_state_by_name",
         "parameter_names": "poplin.strategies.optimizer_state:parameter_names",

@@ -1,5 +1,7 @@
 # Written by core/generate_stubs.py from the tables of the lazy faces and registry/known.toml; change those.
 from poplin.registry.views import STRATEGY_REGISTRY as STRATEGY_REGISTRY
+from poplin.strategies.memory import Memory as Memory
+from poplin.strategies.memory import memory_of as memory_of
 from poplin.strategies.optimizer_state import load_optimizer_state_by_name as load_optimizer_state_by_name
 from poplin.strategies.optimizer_state import optimizer_state_by_name as optimizer_state_by_name
 from poplin.strategies.optimizer_state import parameter_names as parameter_names

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from poplin.extension import Extension
 from poplin.strategies.clipped import ClippedParameters
+from poplin.strategies.memory import MakeOptimizer, Memory, memory_of
 from poplin.strategies.module_names import module_state_dict, with_module_names
 from poplin.strategies.optimizer_state import (
     ParameterNames,
@@ -231,6 +232,19 @@ class Strategy(Extension, ABC):
     def original_module(self, wrapped: nn.Module) -> nn.Module:
         """The user's module inside what :meth:`setup_module` returned. Called by setup, save and load."""
         return wrapped
+
+    def planned_memory(self, module: nn.Module, make_optimizer: MakeOptimizer | None = None) -> Memory:
+        """What one process would hold of ``module`` when it is trained. Called by ``poplin estimate`` only.
+
+        The strategy is bound and its environment set up, over a process group of torch's that only pretends
+        (``fake``) to have the other ranks; nothing will be run. The default is a whole copy in each process: override
+        it where parameters are split, or more is kept.
+
+        Args:
+            module: on the meta device, converted by the precision; it may be changed.
+            make_optimizer: makes the optimizer of a list of parameters; None leaves optimizer states out.
+        """
+        return memory_of(module, make_optimizer)
 
     def forward_method(self, wrapped: nn.Module, name: str) -> Callable[..., Any]:
         """A callable that runs the method ``name`` as a forward of ``wrapped``. Called for marked methods.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import inspect
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from poplin.errors import ArgumentTypeError, ArgumentValueError, SelectionError
-from poplin.strategies import ParallelStrategy
+from poplin.strategies import Memory, ParallelStrategy, memory_of
 from poplin_ddp.replica import NoSync, Replica
 
 if TYPE_CHECKING:
@@ -125,6 +126,13 @@ class DDPStrategy(ParallelStrategy):
         if enabled and isinstance(module, Replica):
             return NoSync(module)
         return nullcontext()
+
+    def planned_memory(self, module: nn.Module, make_optimizer: Callable[..., Any] | None = None) -> Memory:
+        """A whole copy, and the buckets in which gradients travel: as large as all of them, unless they are views."""
+        memory = memory_of(module, make_optimizer)
+        if self.ddp_kwargs.get("gradient_as_bucket_view"):
+            return memory
+        return dataclasses.replace(memory, communication=memory.gradients)
 
     def _input_device(self, module: nn.Module) -> torch.device | None:
         """The device that inputs are moved to: this process's own, if the whole module is there; None on the CPU."""
