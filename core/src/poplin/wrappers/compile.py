@@ -41,16 +41,10 @@ def compilation_of(module: nn.Module) -> Callable[[nn.Module], nn.Module] | None
     """
     if not is_compiled(module):
         return None
-    compile_as_before = getattr(module, "dynamo_ctx", None)
+    compile_as_before: Callable[[nn.Module], nn.Module] | None = getattr(module, "dynamo_ctx", None)
     if not callable(compile_as_before):
         raise UsageError(
             "The settings of torch.compile can't be read from this compiled module with the installed torch. "
             "Compile after setup: model = torch.compile(fabric.setup(model))."
         )
-
-    def compile_again(wrapped: nn.Module) -> nn.Module:
-        compiled = compile_as_before(wrapped)
-        assert isinstance(compiled, nn.Module)
-        return compiled
-
-    return compile_again
+    return compile_as_before

@@ -30,6 +30,23 @@ def call_tracked(self: Any, /, *args: Any, **kwargs: Any) -> Any:
     return _tracked(link, link.forward_module, link.original, args, kwargs)
 
 
+def call_compiled(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """``__call__`` where the user's own ``torch.compile`` goes around all of it."""
+    return self._poplin_link.compiled(*args, **kwargs)
+
+
+def on_compiled(name: str) -> Callable[..., Any]:
+    """The method ``name`` of the compiled module.
+
+    A hook on the module inside would be compiled as well, and the compiler doesn't notice one that comes later.
+    """
+
+    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._poplin_link.compiled, name)(*args, **kwargs)
+
+    return looking_like(getattr(nn.Module, name), method, name)
+
+
 def _tracked(link: ModuleLink, through: Any, directly: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run ``through``, and know meanwhile that the strategy's forward is running.
 

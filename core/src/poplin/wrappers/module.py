@@ -13,7 +13,15 @@ from torch import nn
 from poplin.errors import ArgumentTypeError, ArgumentValueError, UnknownMethodError, UsageError
 from poplin.precision.precision import Precision
 from poplin.strategies.strategy import Strategy
-from poplin.wrappers.methods import another, call, call_tracked, marked_method, watched_method
+from poplin.wrappers.methods import (
+    another,
+    call,
+    call_compiled,
+    call_tracked,
+    marked_method,
+    on_compiled,
+    watched_method,
+)
 from poplin.wrappers.passage import BackwardGuard, Run, build_run, runs_in_context
 from poplin.wrappers.sharing import (
     USER_CLASS,
@@ -44,9 +52,22 @@ class ModuleLink:
         precision: it runs every forward.
         guard: against a plain backward, where one is needed.
         device: where a module without parameters and buffers is.
+        marked: names of the methods that run as a forward does; None: the step methods that the module has.
     """
 
-    __slots__ = ("clashes", "device", "forward_module", "guard", "marked", "original", "precision", "run", "strategy")
+    __slots__ = (
+        "clashes",
+        "compilation",
+        "compiled",
+        "device",
+        "forward_module",
+        "guard",
+        "marked",
+        "original",
+        "precision",
+        "run",
+        "strategy",
+    )
 
     def __init__(
         self,
@@ -69,6 +90,9 @@ class ModuleLink:
         self.marked = marked
         self.clashes = any(has_own(original, name) for name in _FIELDS)
         self.run: Run = build_run(precision, guard)
+        #: The user's own ``torch.compile``, and what it made of all that a forward goes through; or None.
+        self.compilation: Callable[[nn.Module], nn.Module] | None = None
+        self.compiled: nn.Module | None = None
 
     def shape(self) -> Shape:
         """What the made class must do."""
@@ -82,6 +106,7 @@ class ModuleLink:
             guarded=guarded,
             clashes=self.clashes,
             follows=strategy is not None and strategy.mutates_module,
+            compiled=self.compiled is not None,
         )
 
 
@@ -98,6 +123,9 @@ class Shape(NamedTuple):
     clashes: bool
     #: Whether the object may have got another class by setup, whose members the made class lacks.
     follows: bool
+    #: Whether the user's own ``torch.compile`` goes around a forward. All other code of the user's then runs on the
+    #: object itself, uncompiled, as it does on a compiled module.
+    compiled: bool
 
 
 class _Field:
@@ -192,7 +220,10 @@ class FabricModule(Shared, nn.Module):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         link = link_of(self)
         _check_copyable(link)
-        return rebuild_module, (link.original, Kept(link.precision, link.guard), link.marked)
+        kept = Kept(link.precision, link.guard)
+        if link.compilation is not None:
+            return rebuild_module, (link.original, kept, link.marked, link.compilation)
+        return rebuild_module, (link.original, kept, link.marked)
 
     def _replicate_for_data_parallel(self) -> FabricModule:
         link = link_of(self)
@@ -201,6 +232,14 @@ class FabricModule(Shared, nn.Module):
 
 
 _FIELDS = ("module", "device", "dtype", "mark_forward_method", "_forward_module")
+#: Methods by which hooks get around a forward.
+_HOOKS = (
+    "register_forward_pre_hook",
+    "register_forward_hook",
+    "register_full_backward_pre_hook",
+    "register_full_backward_hook",
+    "register_backward_hook",
+)
 
 
 def wrap_module(link: ModuleLink, user_class: type | None = None) -> FabricModule:
@@ -213,6 +252,25 @@ def wrap_module(link: ModuleLink, user_class: type | None = None) -> FabricModul
     return share(module_class(user_class or type(link.original), link.shape()), link.original, link)
 
 
+def wrap_compiled(
+    link: ModuleLink, compilation: Callable[[nn.Module], nn.Module], user_class: type | None = None
+) -> FabricModule:
+    """Wrap ``link.original`` so that ``compilation`` sees all that a forward goes through.
+
+    The compiled module stands inside the wrapper, which so remains the user's object, with the user's names.
+    """
+    inside = wrap_module(link, user_class) if link.shape().through else link.original
+    outer = ModuleLink(
+        link.original, link.forward_module, link.strategy, link.precision, link.guard, link.device, link.marked
+    )
+    outer.compilation = compilation
+    outer.compiled = compilation(inside)
+    if link.guard is not None:
+        watch = link.guard.watch
+        outer.compiled.register_forward_hook(lambda module, args, output: watch(output))
+    return wrap_module(outer, user_class)
+
+
 def module_class(user_class: type, shape: Shape) -> type[FabricModule]:
     """The made class of wrapped modules of the class ``user_class``."""
     return made_class(FabricModule, user_class, shape, lambda: _namespace(user_class, shape))
@@ -220,13 +278,15 @@ def module_class(user_class: type, shape: Shape) -> type[FabricModule]:
 
 def _namespace(user_class: type, shape: Shape) -> dict[str, Any]:
     members: dict[str, Any] = {}
-    if shape.clashes:
+    if shape.clashes or shape.compiled:
         members.update(delegates(user_class, nn.Module))
     if shape.guarded:
         methods = {name: value for name, value in own_members(user_class, nn.Module) if is_method(value)}
         members.update({name: watched_method(name, value) for name, value in methods.items()})
-    if shape.through:
-        forward = call_tracked if shape.guarded else call
+    if shape.compiled:
+        members.update({name: on_compiled(name) for name in _HOOKS})
+    if shape.through or shape.compiled:
+        forward = call_compiled if shape.compiled else call_tracked if shape.guarded else call
         members["__call__"] = forward
         members["forward"] = looking_like(inspect.getattr_static(user_class, "forward"), another(forward), "forward")
     for name in shape.marked:
@@ -246,9 +306,15 @@ def _getattr(self: Any, name: str) -> Any:
         return getattr(link_of(self).original, name)
 
 
-def rebuild_module(original: nn.Module, kept: Kept, marked: frozenset[str]) -> FabricModule:
-    """A wrapper around a copied or unpickled module: the precision stays, and no strategy serves it."""
-    return wrap_module(ModuleLink(original, original, None, kept.precision, kept.guard, torch.device("cpu"), marked))
+def rebuild_module(
+    original: nn.Module,
+    kept: Kept,
+    marked: frozenset[str],
+    compilation: Callable[[nn.Module], nn.Module] | None = None,
+) -> FabricModule:
+    """A wrapper around a copied or unpickled module: precision and compilation stay, and no strategy serves it."""
+    link = ModuleLink(original, original, None, kept.precision, kept.guard, torch.device("cpu"), marked)
+    return wrap_module(link) if compilation is None else wrap_compiled(link, compilation)
 
 
 def _check_copyable(link: ModuleLink) -> None:

@@ -10,8 +10,8 @@ This is the one place that lists the order in which things are done to a module:
 6.  the strategy does its part: it may parallelise, checkpoint activations, compile regions, shard or replicate, and
     give values to what was on the meta device, in this order
 7.  optimizers follow its parameters again, and the strategy wraps them
-8.  everything is wrapped
-9.  the user's own ``torch.compile`` is put back, outermost
+8.  the user's own ``torch.compile`` is put back, around all that a forward goes through
+9.  everything is wrapped
 
 Whatever raises leaves the user's objects as they were.
 """
@@ -39,7 +39,7 @@ from poplin.wrappers.checks import (
     warn_if_scattered,
 )
 from poplin.wrappers.compile import compilation_of, without_compile
-from poplin.wrappers.module import ModuleLink, wrap_module
+from poplin.wrappers.module import ModuleLink, wrap_compiled, wrap_module
 from poplin.wrappers.optimizer import FabricOptimizer, OptimizerLink, wrap_optimizer
 from poplin.wrappers.parts import is_overridden
 from poplin.wrappers.repointing import (
@@ -154,7 +154,7 @@ class _SetupOfModule:
         self.optimizers = optimizers
         self.scheduler = scheduler
         self.original: nn.Module = without_compile(module)
-        self.compile_again = compilation_of(module) if reapply_compile else None
+        self.compilation = compilation_of(module) if reapply_compile else None
         #: What the strategy gets: the compiled module where the compilation is to stay inside.
         self.inner = self.original if reapply_compile else module
         self.user_class = type(self.original)
@@ -231,7 +231,10 @@ class _SetupOfModule:
     def _wrap(self, forward_module: nn.Module, optimizers: list[Any], scheduler: Any | None) -> SetUp:
         setups, strategy = self.setups, self.strategy
         link = ModuleLink(self.original, forward_module, strategy, self.precision, setups.guard, strategy.root_device)
-        wrapper = wrap_module(link, self.user_class)
+        if self.compilation is None:
+            wrapper = wrap_module(link, self.user_class)
+        else:
+            wrapper = wrap_compiled(link, self.compilation, self.user_class)
         model = forward_module if optimizers else None
         wrapped = [
             _wrap_optimizer(raw, stepped, model, setups)
@@ -239,14 +242,8 @@ class _SetupOfModule:
         ]
         if scheduler is not None:
             scheduler = wrap_scheduler(scheduler, wrapped or setups.optimizers, strategy, self.precision)
-        outermost: nn.Module = wrapper
-        if self.compile_again is not None:
-            outermost = self.compile_again(wrapper)
-            if setups.guard is not None:
-                watch = setups.guard.watch
-                outermost.register_forward_hook(lambda module, args, output: watch(output))
         setups.add(wrapper, wrapped)
-        return SetUp(outermost, wrapped, scheduler)
+        return SetUp(wrapper, wrapped, scheduler)
 
 
 def _wrap_optimizer(raw: Optimizer, stepped: Any, model: nn.Module | None, setups: Setups) -> FabricOptimizer:
