@@ -155,6 +155,10 @@ class CheckpointMismatchError(CheckpointError, KeyError):
 # --- training
 
 
+class NonFiniteGradientsError(PoplinError, RuntimeError):
+    """Gradients were to be clipped, and their total norm is infinite or no number."""
+
+
 class TrainingSpikeException(PoplinError, RuntimeError):
     """A loss jumped. (The name is Lightning's.)
 

@@ -371,6 +371,8 @@ def test_filters_keep_what_they_are_true_for(saver, trained, tmp_path):
         ([1], TypeError, "dictionary"),
         ({"modle": lambda n, v: True}, ValueError, "Did you mean 'model'"),
         ({"model": "weight"}, TypeError, "function"),
+        ({"model": lambda name: True}, ArgumentTypeError, "'model'.*two arguments"),
+        ({"models": nn.Linear(1, 1).state_dict()}, ArgumentValueError, "Did you mean"),
         ({"step": lambda n, v: True}, TypeError, "nothing to choose from"),
     ],
 )

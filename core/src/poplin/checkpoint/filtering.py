@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -37,11 +38,26 @@ def check_filter(filter: Any, state: Mapping[str, Any], items: Mapping[Path, Ite
             raise ArgumentTypeError(
                 f"The filter for {key!r} is a function(name, value) -> bool, and this is a {type(keep).__name__}."
             )
+        _check_signature(key, keep)
         value = state.get(key)
         if not any(dotted(path) == key for path in items) and not isinstance(value, Mapping):
             raise ArgumentTypeError(
                 f"The filter for {key!r} has nothing to choose from: the state has a {type(value).__name__} there."
             )
+
+
+def _check_signature(key: str, keep: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(keep)
+    except (TypeError, ValueError):  # written in C: it is called as it is
+        return
+    try:
+        signature.bind("name", None)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"The filter for {key!r} is called with two arguments, the name of an entry and its value, and its "
+            f"signature is {signature} ({error}): write it as a function(name, value) -> bool."
+        ) from None
 
 
 def filtered(tree: Any, filter: Filter | None, items: Mapping[Path, Item]) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from poplin.extension import Extension
-from poplin.strategies.clipped import ClippedParameters
+from poplin.strategies.clipped import ClippedParameters, clip_norm
 from poplin.strategies.memory import MakeOptimizer, Memory, memory_of
 from poplin.strategies.module_names import module_state_dict, with_module_names
 from poplin.strategies.optimizer_state import (
@@ -333,14 +333,18 @@ class Strategy(Extension, ABC):
 
         Returns:
             The total norm before clipping, a scalar tensor.
+
+        Raises:
+            NonFiniteGradientsError: see ``error_if_nonfinite`` (a RuntimeError).
         """
         assert self.precision is not None
         self.precision.unscale_gradients(optimizer)
-        return nn.utils.clip_grad_norm_(
+        return clip_norm(
             self._clipped_parameters(module, optimizer),
             max_norm,
-            norm_type=float(norm_type),
-            error_if_nonfinite=error_if_nonfinite and not self.precision.scales_loss,
+            float(norm_type),
+            error_if_nonfinite and not self.precision.scales_loss,
+            module,
         )
 
     def clip_gradients_value(self, module: nn.Module | None, optimizer: Optimizer, clip_val: float) -> None:
