@@ -52,6 +52,9 @@ def test_a_rank_that_raises_ends_the_run_and_is_named(tmp_path, culprit):
     assert code == 1, output
     assert f"ValueError: boom on rank {culprit}" in output
     assert f"in raise_on_{culprit}" in output  # the traceback
+    if culprit == 0:  # the other one waits for its gradients, and is told of where it waited
+        assert re.search(r"Rank 1 sat in the collective .*faults\.py:\d+\) to the end of the grace", output), output
+        assert output.count("to the end of the grace") == 1
     if culprit == 1:
         assert output.index("Rank 1 of 2 failed: ValueError: boom on rank 1") < output.index("Traceback")
     assert "Rank 0 of 2 failed" not in output

@@ -135,19 +135,31 @@ def in_collective(trace: TracebackType | None) -> bool:
     return trace is not None and _is_distributed(trace.tb_frame.f_code.co_filename)
 
 
-def where_is(thread: int) -> tuple[str, str | None]:
-    """The stack of a thread of this process as text, and the collective that it is in, if it is in one."""
+def where_is(thread: int, at_the_end: bool = False) -> tuple[str, str | None]:
+    """The stack of a thread of this process as text, and the collective that it is in, if it is in one.
+
+    Args:
+        thread: its id.
+        at_the_end: the process was told to end and had all its grace for it. A backward pass that it still sits in is
+            then taken for one that waits for gradients of other ranks; at other times it may be the rank's own work.
+    """
     frame = sys._current_frames().get(thread)
     if frame is None:
         return "", None
     stack = traceback.extract_stack(frame)
     inside = [entry for entry in stack if _is_distributed(entry.filename) and "_wrapper" not in entry.name]
     text = "".join(traceback.format_list(stack[-_STACK_ENTRIES:]))
-    if not inside:
+    backward = [entry for entry in stack if _is_backward(entry.filename)] if at_the_end else []
+    if not inside and not backward:
         return text, None
     callers = [entry for entry in stack if not _is_library(entry.filename)]
     place = f" ({callers[-1].filename}:{callers[-1].lineno})" if callers else ""
-    return text, f"{inside[0].name}{place}"
+    name = "of the backward pass" if backward else inside[0].name
+    return text, f"{name}{place}"
+
+
+def _is_backward(filename: str) -> bool:
+    return filename.replace("\\", "/").endswith("/torch/autograd/graph.py")
 
 
 def _is_distributed(filename: str) -> bool:
@@ -157,7 +169,8 @@ def _is_distributed(filename: str) -> bool:
 
 def _is_library(filename: str) -> bool:
     path = filename.replace("\\", "/")
-    return "/site-packages/" in path or "/poplin/" in path or "/lib/python" in path or path.startswith("<")
+    parts = ("/site-packages/", "/lib/python", "/poplin/", "/src/poplin_")  # the last two where installed editable
+    return path.startswith("<") or any(part in path for part in parts)
 
 
 def _chained(error: BaseException, cause: BaseException) -> BaseException:

@@ -135,7 +135,7 @@ class Guest:
         if not unwinding.abort():
             processes.send(os.getpid(), signal.SIGTERM)
         time.sleep(max(0.0, grace - min(1.0, grace / 4)))
-        self.tell("stuck", where_is(_main_thread()))
+        self.tell("stuck", where_is(_main_thread(), at_the_end=True))
         time.sleep(grace + 5.0)  # it should have killed us by now
         self._kill_all()
 

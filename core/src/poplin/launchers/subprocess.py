@@ -154,6 +154,7 @@ class _Group:
         self._unwinds = False
         self._finishing = False
         self._failed_here = False
+        self._noted: list[str] = []
         self._hook: ExceptionHook | None = None
         self._killer: threading.Timer | None = None
         host._on_failure = self._on_failure
@@ -195,7 +196,7 @@ class _Group:
         self._end_others(error if first is None else None)
         self._calm()
         told = error if first is None else first.error(self.first.world_size)
-        for note in self.host.notes():
+        for note in self._new_notes():
             told.add_note(note)
         if first is None:
             return None
@@ -241,11 +242,11 @@ class _Group:
         """This rank did not unwind in time."""
         from poplin.launchers.failure import where_is
 
-        stack, collective = where_is(_main_thread())
+        stack, collective = where_is(_main_thread(), at_the_end=True)
         sat = f"sat in the collective {collective}" if collective else "did not end"
         note = f"poplin: rank {self.first.global_rank} {sat} to the end of the grace period of {self.host.grace:g} s."
         where = [] if collective else [f"It is here:\n{stack.rstrip()}"]
-        print(note, *where, *self.host.notes(), sep="\n", file=sys.stderr, flush=True)
+        print(note, *where, *self._new_notes(), sep="\n", file=sys.stderr, flush=True)
         self._sweep()
         os._exit(1)
 
@@ -265,6 +266,17 @@ class _Group:
             self._settle(error)
         hand_on()
         self._end_others(error)
+        self._tell_notes()
+
+    def _new_notes(self) -> list[str]:
+        """What there is to say about ranks that did not end by themselves, and hasn't been said."""
+        new = [note for note in self.host.notes() if note not in self._noted]
+        self._noted += new
+        return new
+
+    def _tell_notes(self) -> None:
+        for note in self._new_notes():
+            print(f"poplin: {note}", file=sys.stderr, flush=True)
 
     # --- the end of the script
 
@@ -286,6 +298,7 @@ class _Group:
             self._end_others(None)
             if not isinstance(error, KeyboardInterrupt):
                 raise
+        self._tell_notes()
         final.forget(self._finish)
         for stream in (sys.stdout, sys.stderr):
             try:
