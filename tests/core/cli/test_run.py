@@ -55,3 +55,18 @@ def test_a_third_partys_name_and_what_reaches_the_script(poplin, site, tmp_path)
     assert told["environment"]["LT_CLI_USED"] == "1"
     assert "mine" in told["loggers"]
     assert "csv" not in told["loggers"]
+
+
+def test_an_exception_is_the_reason_even_if_the_process_aborts_on_its_way_out(poplin, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import atexit, os\n"
+        "from types import SimpleNamespace\n"
+        "from poplin.environments import TorchrunEnvironment\n"
+        "TorchrunEnvironment().bind(SimpleNamespace())\n"
+        "atexit.register(os.abort)\n"
+        "raise ValueError('boom')\n"
+    )
+    done = poplin("run", "--devices=1", "--accelerator=cpu", script, code=1)
+    assert "poplin: rank 0 of 1 failed with an exception, and was killed by SIGABRT on its way out." in done.stderr
+    assert "ValueError: boom" in done.stderr.partition("poplin: rank 0")[2]

@@ -139,9 +139,14 @@ def _report(error: Any, world_size: int) -> int:
     """Say which rank failed first, and why; return its exit code."""
     rank, failure = error.get_first_failure()
     code = int(failure.exitcode)
+    message = _message_of(failure)
     how = f"was killed by {failure.signal_name()}" if code < 0 else f"failed with exit code {code}"
+    if message is not None and code < 0:
+        # The exception was first. Threads of native code that outlive the interpreter, as those of a process group that
+        # nobody destroyed, make a process abort at its very end.
+        how, code = f"failed with an exception, and {how} on its way out", 1
     print(f"poplin: rank {rank} of {world_size} {how}.", file=sys.stderr)
-    if (message := _message_of(failure)) is not None:
+    if message is not None:
         print(message, file=sys.stderr)
     others = [f"rank {other} ({item.exitcode})" for other, item in error.failures.items() if other != rank]
     if others:
