@@ -18,7 +18,7 @@ from poplin.callbacks import Callbacks, as_list, discovered_callbacks
 from poplin.checkpoint import state as checkpoint_state
 from poplin.checkpoint.checkpoint_io import StoragePath
 from poplin.data.metrics import gather_for_metrics
-from poplin.data.setup import setup_dataloader
+from poplin.data.setup import setup_dataloaders
 from poplin.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -293,18 +293,15 @@ class Fabric:
             use_distributed_sampler = replace_sampler
         if not dataloaders:
             raise ArgumentValueError("setup_dataloaders() got no dataloader: give it at least one.")
-        wrapped = [
-            setup_dataloader(
-                dataloader,
-                strategy=self.strategy,
-                use_distributed_sampler=use_distributed_sampler,
-                move_to_device=move_to_device,
-                uneven=uneven,
-                shard_iterable=shard_iterable,
-                trace=self._selection.trace,
-            )
-            for dataloader in dataloaders
-        ]
+        wrapped = setup_dataloaders(
+            dataloaders,
+            strategy=self.strategy,
+            use_distributed_sampler=use_distributed_sampler,
+            move_to_device=move_to_device,
+            uneven=uneven,
+            shard_iterable=shard_iterable,
+            trace=self._selection.trace,
+        )
         self._setups.dataloaders += wrapped
         return wrapped[0] if len(wrapped) == 1 else wrapped
 

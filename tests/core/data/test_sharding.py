@@ -21,7 +21,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from poplin.data.setup import setup_dataloader
+from poplin.data.setup import setup_dataloader, setup_dataloaders
 from poplin.errors import AlreadySetUpError, ArgumentTypeError, ArgumentValueError, PossibleUserWarning
 from poplin.selection.trace import Trace
 from poplin.testing.simulated import simulated_strategies
@@ -440,16 +440,17 @@ def test_a_class_that_does_not_ask_its_sampler_is_warned_about():
         assert list(loader) == [0, 1, 2, 3]
 
 
+class Fixed(DataLoader):
+    @property
+    def batch_sampler(self):
+        return [[0], [1]]
+
+    @batch_sampler.setter
+    def batch_sampler(self, value):
+        pass
+
+
 def test_a_sampler_that_cannot_be_replaced_is_an_error():
-    class Fixed(DataLoader):
-        @property
-        def batch_sampler(self):
-            return [[0], [1]]
-
-        @batch_sampler.setter
-        def batch_sampler(self, value):
-            pass
-
     with pytest.raises(ArgumentValueError, match="`batch_sampler` of its own"):
         setup_dataloader(Fixed(range(4)), strategy=simulated_strategies(2)[0])
 
@@ -463,6 +464,24 @@ def test_wrong_arguments():
     loader = setup_dataloader(DataLoader(range(2)), strategy=strategy)
     with pytest.raises(AlreadySetUpError, match="set up already"):
         setup_dataloader(loader, strategy=strategy)
+
+
+@pytest.mark.parametrize("bad", ["no loader", Fixed(range(4))])
+def test_of_several_loaders_none_is_set_up_unless_all_can_be(bad):
+    class Strategy(type(simulated_strategies(2)[1])):
+        def broadcast(self, obj, src=0):
+            raise AssertionError("the ranks agree on nothing")
+
+    strategy, trace, own = simulated_strategies(2)[1], Trace(), generator(3)
+    strategy.__class__ = Strategy
+    good = DataLoader(range(4), sampler=RandomSampler(range(4), generator=own))
+    seed_rank(1)
+    before = torch.get_rng_state(), own.get_state()
+    with pytest.raises((ArgumentTypeError, ArgumentValueError)):
+        setup_dataloaders([good, bad], strategy=strategy, trace=trace)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.equal(own.get_state(), before[1])
+    assert not trace.decisions
 
 
 def test_the_decision_is_traced():

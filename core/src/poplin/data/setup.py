@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -30,6 +31,13 @@ class TraceLike(Protocol):
         """Record a decision."""
 
 
+class _Prepared(NamedTuple):
+    """A dataloader of which it is known that it can be set up."""
+
+    own: Any
+    plan: _Plan
+
+
 class _Plan(NamedTuple):
     """How a dataloader is split: what replaces its parts, what does the splitting, and why."""
 
@@ -39,8 +47,8 @@ class _Plan(NamedTuple):
     reason: str
 
 
-def setup_dataloader(
-    loader: Any,
+def setup_dataloaders(
+    loaders: Sequence[Any],
     *,
     strategy: Any,
     use_distributed_sampler: bool = True,
@@ -48,11 +56,11 @@ def setup_dataloader(
     uneven: str = "pad",
     shard_iterable: bool = False,
     trace: TraceLike | None = None,
-) -> Any:
-    """Split, seed and wrap a dataloader. A collective where the data is split: every rank calls it.
+) -> list[Any]:
+    """Split, seed and wrap dataloaders. A collective where the data is split: every rank calls it.
 
     Args:
-        loader: a DataLoader of any class. It stays as it is, its samplers are used and never rebuilt.
+        loaders: DataLoaders of any class. They stay as they are, their samplers are used and never rebuilt.
         strategy: says which part of the data this process gets, and moves batches.
         use_distributed_sampler: whether to split the data over ranks. What splits itself is left as it is.
         move_to_device: whether batches are moved to the strategy's device.
@@ -62,35 +70,44 @@ def setup_dataloader(
         trace: where the decision is recorded.
 
     Returns:
-        A :class:`FabricDataLoader`, which is an instance of the loader's own class too.
+        A :class:`FabricDataLoader` for each, which is an instance of the loader's own class too.
 
     Raises:
         ArgumentTypeError: not a DataLoader.
         ArgumentValueError: an unknown ``uneven``; a dataloader whose samplers can't be replaced.
         AlreadySetUpError: it was set up before.
     """
-    _check(loader, uneven)
+    for loader in loaders:
+        _check(loader, uneven)
     rank, world_size = int(strategy.data_rank), int(strategy.data_world_size)
-    plan = _plan(loader, rank, world_size, uneven, use_distributed_sampler, shard_iterable)
+    options = (rank, world_size, uneven, use_distributed_sampler, shard_iterable)
+    prepared = [_prepare(loader, *options) for loader in loaders]  # what can be refused has been, from here on
+    for own, plan in prepared:
+        if plan.sharded is not None:
+            _agree_on_order(own, plan.sharded, strategy)
+    move, device = _movement(strategy, move_to_device)
+    wrapped = []
+    for loader, (own, plan) in zip(loaders, prepared, strict=True):
+        if trace is not None:
+            trace.note("sampler", plan.choice, plan.reason)
+        source = strategy.process_dataloader(own)
+        feed = Feed(own, source, plan.sharded, rank=rank, world_size=world_size, uneven=uneven)
+        _warn(own, feed, plan)
+        wrapped.append(wrap(own, original=loader, feed=feed, move=move, device=device))
+    return wrapped
+
+
+def setup_dataloader(loader: Any, *, strategy: Any, **options: Any) -> Any:
+    """:func:`setup_dataloaders` of one."""
+    return setup_dataloaders([loader], strategy=strategy, **options)[0]
+
+
+def _prepare(loader: Any, rank: int, *options: Any) -> _Prepared:
+    plan = _plan(loader, rank, *options)
     replaced = dict(plan.replaced)
     if loader.num_workers > 0:
         replaced["worker_init_fn"] = WorkerStart(loader.worker_init_fn, rank)
-    own = _with_parts(loader, replaced) if replaced else loader
-    if plan.sharded is not None:
-        _agree_on_order(own, plan.sharded, strategy)
-    if trace is not None:
-        trace.note("sampler", plan.choice, plan.reason)
-    feed = Feed(
-        own,
-        strategy.process_dataloader(own),
-        plan.sharded,
-        rank=rank,
-        world_size=world_size,
-        uneven=uneven,
-    )
-    move, device = _movement(strategy, move_to_device)
-    _warn(own, feed, plan)
-    return wrap(own, original=loader, feed=feed, move=move, device=device)
+    return _Prepared(_with_parts(loader, replaced) if replaced else loader, plan)
 
 
 def _check(loader: Any, uneven: str) -> None:
