@@ -1,0 +1,24 @@
+# Written by core/generate_stubs.py from the tables of the lazy faces and registry/known.toml; change those.
+from poplin.testing.case import Case as Case
+from poplin.testing.checking import check as check
+from poplin.testing.checking import run_suite as run_suite
+from poplin.testing.checking import suite_for as suite_for
+from poplin.testing.compliance import Compliance as Compliance
+from poplin.testing.distributions import make_distribution as make_distribution
+from poplin.testing.distributions import plugin_source as plugin_source
+from poplin.testing.outcomes import ComplianceError as ComplianceError
+from poplin.testing.outcomes import NotClaimed as NotClaimed
+from poplin.testing.outcomes import Outcome as Outcome
+from poplin.testing.processes import Program as Program
+from poplin.testing.ranks import RanksFailedError as RanksFailedError
+from poplin.testing.ranks import free_port as free_port
+from poplin.testing.ranks import report as report
+from poplin.testing.ranks import run_ranks as run_ranks
+from poplin.testing.requirement import SEVERAL as SEVERAL
+from poplin.testing.requirement import requirement as requirement
+from poplin.testing.simulated import run_simulated as run_simulated
+from poplin.testing.strategies import bind_strategy as bind_strategy
+from poplin.testing.strategies import error_of as error_of
+from poplin.testing.strategies import start_strategy as start_strategy
+from poplin.testing.suites.logger import LoggerCompliance as LoggerCompliance
+from poplin.testing.suites.strategy import StrategyCompliance as StrategyCompliance

@@ -1,0 +1,147 @@
+"""What runs in a rank of a compliance suite: its checks, one after the other, each in step with the other ranks."""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from poplin.errors import LaunchError
+from poplin.testing.case import Case
+from poplin.testing.outcomes import ComplianceError, NotClaimed
+from poplin.testing.ranks import free_port
+from poplin.testing.requirement import Requirement, requirements
+
+
+def main(folder: Path, rank: int) -> int:
+    """Run the checks that ``orders.json`` in ``folder`` lists, and leave a line about each.
+
+    Args:
+        folder: of the launch.
+        rank: of this process.
+
+    Returns:
+        The exit code.
+    """
+    orders = json.loads((folder / "orders.json").read_text())
+    suite = load_suite(orders["suite"])()
+    wanted = {one.method: one for one in requirements(type(suite))}
+    post = _Post(folder, rank, orders["processes"])
+    suite.prepare()
+    for name in orders["checks"]:
+        post.write({"check": name, "status": "begun"})
+        faulthandler.dump_traceback_later(orders["limit"], exit=True)
+        os.environ["MASTER_PORT"] = post.agreed(f"{name}.port", lambda: str(free_port()))
+        passed = {"check": name, "status": "passed", "kind": "", "message": ""}
+        case = Case(rank, orders["processes"], folder / "work" / name, functools.partial(post.write, passed))
+        place = case.folder / "current"
+        place.mkdir(parents=True, exist_ok=True)
+        os.chdir(place)  # what writes below the current folder litters nothing
+        post.write({"check": name, **run_check(suite, wanted[name], case), "at": time.time()})
+        post.wait_for_others(name)
+        faulthandler.cancel_dump_traceback_later()
+    return 0
+
+
+def run_check(suite: Any, about: Requirement, case: Case) -> dict[str, str]:
+    """Run one check, and tell what came of it: ``status``, ``message``, and ``kind``: expectation, error or reason."""
+    try:
+        try:
+            about.body(suite, case)
+        finally:
+            case.close()
+    except NotClaimed as reason:
+        return {"status": "not claimed", "kind": "reason", "message": str(reason)}
+    except ComplianceError as error:
+        return {"status": "failed", "kind": "expectation", "message": str(error)}
+    except (Exception, SystemExit) as error:
+        told = "".join(traceback.format_exception(error)).strip()
+        return {
+            "status": "failed",
+            "kind": "error",
+            "message": f"  expected: no error\n  found:    {type(error).__name__}: {error}\n{told}",
+        }
+    return {"status": "passed", "kind": "", "message": ""}
+
+
+def load_suite(where: dict[str, Any]) -> type[Any]:
+    """The class of a suite, in another process than that which described it (``describe``).
+
+    Raises:
+        LaunchError: it can't be had here.
+    """
+    module = _module(where["module"], where["file"])
+    suite: Any = module
+    for part in where["qualname"].split("."):
+        suite = getattr(suite, part, None)
+    if not isinstance(suite, type):
+        raise LaunchError(
+            f"The suite {where['qualname']} of {where['file']} can't be had in another process. Define it at the top "
+            "of its module."
+        )
+    attributes = where["attributes"]
+    return type(suite.__name__, (suite,), attributes) if attributes else suite
+
+
+def _module(name: str, file: str) -> Any:
+    if name != "__main__":
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            module = None
+        if module is not None and os.path.realpath(getattr(module, "__file__", None) or "") == os.path.realpath(file):
+            return module
+    name = "poplin_compliance_suite" if name == "__main__" else name
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise LaunchError(f"The module {name} of a suite can't be had from {file} in another process.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.append(str(Path(file).parent))
+    spec.loader.exec_module(module)
+    return module
+
+
+class _Post:
+    """Files by which the ranks of a launch keep in step, whatever becomes of their process group."""
+
+    def __init__(self, folder: Path, rank: int, processes: int) -> None:
+        self._folder = folder
+        self._rank = rank
+        self._processes = processes
+
+    def write(self, line: dict[str, Any]) -> None:
+        with open(self._folder / f"rank{self._rank}.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def wait_for_others(self, check: str) -> None:
+        """Wait until every rank has told what came of a check."""
+        for rank in range(self._processes):
+            while not any(line["check"] == check and line["status"] != "begun" for line in told(self._folder, rank)):
+                time.sleep(0.003)
+
+    def agreed(self, name: str, make: Any) -> str:
+        """What rank 0 makes, on every rank."""
+        path = self._folder / name
+        if self._rank == 0:
+            partial = path.with_suffix(".partial")
+            partial.write_text(make())
+            partial.replace(path)
+        while not path.exists():
+            time.sleep(0.002)
+        return path.read_text()
+
+
+def told(folder: Path, rank: int) -> list[dict[str, Any]]:
+    """What a rank has written so far, a line for each check that it began and each that it ended."""
+    path = folder / f"rank{rank}.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]

@@ -1,0 +1,32 @@
+"""The suite for strategies.
+
+How to use it::
+
+    from poplin.testing import StrategyCompliance
+
+    class TestAcme(StrategyCompliance):
+        name = "acme"                 # or: def create(self): return AcmeStrategy(...)
+        accelerator = "acme"          # what it runs on in the checks; the CPU by default
+        world_size = 2                # ranks of the checks that need several
+        tolerance = 1e-5              # how far values may be from those of a single process
+        env = {"ACME_CPU": "1"}       # environment variables of the ranks
+        precision = "32-true"
+        preload = False               # where its library does not survive a fork after `import torch`
+
+One launch with one rank and one with ``world_size`` ranks serve all checks. A strategy whose ``check`` refuses several
+devices (or one) is not claimed to serve them. ``mutates_module``, ``picklable``, ``supports_no_backward_sync``,
+``owns_parameters`` and ``checkpoint_io_name`` are read: what they rule out is not claimed. Where the model of the
+checks can't be served, override ``model``; where the Fabric needs more arguments, override ``fabric``.
+"""
+
+from __future__ import annotations
+
+from poplin.testing.suites.extension import Common
+from poplin.testing.suites.strategy_collectives import Collectives
+from poplin.testing.suites.strategy_faults import Faults
+from poplin.testing.suites.strategy_state import Saving
+from poplin.testing.suites.strategy_training import Training
+
+
+class StrategyCompliance(Faults, Saving, Training, Collectives, Common):
+    """What every strategy must do: collectives, training as one process does, saving and loading, failing together."""

@@ -1,0 +1,205 @@
+"""Checks of what a strategy trains: the values of a single process, and what is the user's."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import torch
+
+from poplin.errors import PoplinError
+from poplin.testing.case import Case, error_or_none
+from poplin.testing.requirement import SEVERAL, requirement
+from poplin.testing.suites.strategy_base import StrategyBase
+from poplin.testing.suites.training import SmallNet, fabric_training, plain_training, seeded, share
+from poplin.wrappers import unwrap
+
+STEPS = 4
+
+
+class Training(StrategyBase):
+    """Checks of setup, forward, backward, gradient synchronisation, clipping and steps."""
+
+    def _equal_to_a_single_process(self, case: Case, **options: Any) -> None:
+        fabric, module, norms = self.trained(case, STEPS, **options)
+        reference = seeded(self.model)
+        expected = plain_training(reference, STEPS, clip=options.get("clip"))
+        found = self.values(fabric, module)
+        self.expect_values(case, found, reference, f"after {STEPS} steps, as in a single process")
+        case.expect_equal(len(norms), len(expected), "the number of norms that clip_gradients returned")
+        if norms:
+            case.expect_close(torch.tensor(norms), torch.tensor(expected), "the norms before clipping", self.tolerance)
+
+    @requirement("Strategy.setup_module", processes=1)
+    def test_one_process_trains_as_plain_torch(self, case: Case) -> None:
+        """In one process a training ends with the values of a plain torch loop."""
+        self._equal_to_a_single_process(case)
+
+    @requirement("Strategy.backward", processes=SEVERAL)
+    def test_several_processes_train_as_one(self, case: Case) -> None:
+        """Processes that share each batch end with the values of one process that has all of it."""
+        self._equal_to_a_single_process(case)
+
+    @requirement("Strategy.setup_module", processes=SEVERAL)
+    def test_every_process_starts_from_the_values_of_the_first(self, case: Case) -> None:
+        """Ranks that were seeded differently train the model of rank 0."""
+        fabric, module, _ = self.trained(case, STEPS, seed=case.rank)
+        reference = seeded(self.model, 0)
+        plain_training(reference, STEPS)
+        self.expect_values(case, self.values(fabric, module), reference, "as trained from rank 0's values")
+
+    @requirement("Strategy.no_backward_sync", processes=SEVERAL)
+    def test_accumulated_gradients_are_those_of_the_whole_batch(self, case: Case) -> None:
+        """Micro batches under ``no_backward_sync``, the last one without, step as the whole batch does."""
+        self._equal_to_a_single_process(case, micro_batches=2)
+
+    @requirement("Strategy.no_backward_sync", processes=SEVERAL)
+    def test_gradients_stay_local_without_synchronisation(self, case: Case) -> None:
+        """Inside ``no_backward_sync`` a rank's gradients are its own; after a synchronised backward all have one."""
+        case.needs_several()
+        fabric = self.fabric(case)
+        strategy = fabric.strategy
+        if not strategy.supports_no_backward_sync:
+            case.not_claimed("supports_no_backward_sync = False")
+        if strategy.mutates_module or strategy.owns_parameters:
+            case.not_claimed("gradients are sharded: mutates_module or owns_parameters is True")
+        module, _ = self.set_up(fabric)
+        inputs = share(fabric, torch.randn(8, 8, generator=torch.Generator().manual_seed(1)))
+        with fabric.no_backward_sync(module):
+            fabric.backward(module(inputs).square().sum(), model=module)
+        case.expect(self._spread(fabric, module) > 1e-4, "gradients that differ across ranks", "equal ones")
+        fabric.backward(module(inputs).square().sum(), model=module)
+        spread = self._spread(fabric, module)
+        case.expect(spread < 1e-5, "equal gradients after a synchronised backward", f"they differ by {spread:.3g}")
+
+    def _spread(self, fabric: Any, module: Any) -> float:
+        gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+        flat = torch.cat([gradient.detach().flatten() for gradient in gradients])
+        highest = fabric.strategy.all_reduce(flat.clone(), reduce_op="max")
+        lowest = fabric.strategy.all_reduce(flat.clone(), reduce_op="min")
+        return float((highest - lowest).abs().max())
+
+    def _clipped(self, case: Case, **clip: float) -> None:
+        error = error_or_none(lambda: self.trained(case, 1, clip=clip))
+        if isinstance(error, (PoplinError, NotImplementedError)):
+            case.not_claimed(f"it refuses to: {error}")
+        self._equal_to_a_single_process(case, clip=clip)
+
+    @requirement("Strategy.clip_gradients_norm", processes=SEVERAL)
+    def test_clipping_by_norm_is_that_of_a_single_process(self, case: Case) -> None:
+        """The total norm is that of the averaged gradients, it is returned, and the step is as in one process."""
+        self._clipped(case, max_norm=0.05)
+
+    @requirement("Strategy.clip_gradients_norm", processes=SEVERAL)
+    def test_clipping_by_the_greatest_gradient_is_that_of_a_single_process(self, case: Case) -> None:
+        """``norm_type=inf`` is clipped as in one process, or refused with an error; never ignored."""
+        self._clipped(case, max_norm=0.01, norm_type=float("inf"))
+
+    @requirement("Strategy.clip_gradients_value", processes=SEVERAL)
+    def test_clipping_by_value_is_that_of_a_single_process(self, case: Case) -> None:
+        """Gradients are clipped to ``[-clip_val, clip_val]`` after averaging, or it is refused with an error."""
+        self._clipped(case, clip_val=0.002)
+
+    @requirement("Strategy.optimizer_step", processes=SEVERAL)
+    def test_every_parameter_moves(self, case: Case) -> None:
+        """After one step each trainable parameter has other values, the norm's weight included."""
+        self._all_move(case, {})
+
+    @requirement("Strategy.accepts_precision", processes=SEVERAL)
+    def test_every_parameter_moves_in_bf16_true(self, case: Case) -> None:
+        """Under ``bf16-true`` too each parameter has other values after a step, the norm's weight included."""
+        self._all_move(case, {"precision": "bf16-true"})
+
+    def _all_move(self, case: Case, options: dict[str, Any]) -> None:
+        fabric = self.fabric(case, **options)
+        module, optimizer = self.set_up(fabric)
+        before = {name: value.clone() for name, value in self.values(fabric, module).items()}
+        fabric_training(fabric, module, optimizer, 1) if not options else self._step_in_its_dtype(
+            fabric, module, optimizer
+        )
+        after = self.values(fabric, module)
+        still = [name for name, value in after.items() if torch.equal(value, before[name])]
+        case.expect(not still, "every parameter has moved after a step", f"the same values as before: {still}")
+
+    def _step_in_its_dtype(self, fabric: Any, module: Any, optimizer: Any) -> None:
+        inputs = share(fabric, torch.randn(8, 8, generator=torch.Generator().manual_seed(1)))
+        fabric.backward(module(inputs).float().square().mean(), model=module)
+        optimizer.step()
+
+    @requirement("Strategy.forward_method", processes=SEVERAL)
+    def test_a_marked_method_is_a_forward(self, case: Case) -> None:
+        """A method marked by ``mark_forward_method`` trains as the same loss through ``forward`` does."""
+        if type(self).model is not StrategyBase.model:
+            case.not_claimed("the suite has a model of its own")
+        fabric = self.fabric(case)
+        module, optimizer = self.set_up(fabric)
+        module.mark_forward_method("scaled_loss")
+        generator = torch.Generator().manual_seed(1)
+        x, y = torch.randn(8, 8, generator=generator), torch.randn(8, 4, generator=generator)
+        fabric.backward(module.scaled_loss(share(fabric, x), share(fabric, y), 2.0), model=module)
+        optimizer.step()
+        reference = seeded(SmallNet)
+        assert isinstance(reference, SmallNet)
+        plain = torch.optim.AdamW(reference.parameters(), lr=0.05)
+        reference.scaled_loss(x, y, 2.0).backward()
+        plain.step()
+        self.expect_values(case, self.values(fabric, module), reference, "after a step through the marked method")
+
+    @requirement("Strategy.mutates_module", processes=SEVERAL)
+    def test_the_users_module_stays_what_it_was(self, case: Case) -> None:
+        """Unless ``mutates_module`` says so, setup changes neither the class nor the parameters of the module."""
+        fabric = self.fabric(case)
+        if fabric.strategy.mutates_module:
+            case.not_claimed("mutates_module = True")
+        module = seeded(self.model)
+        kind, parameters = type(module), dict(module.named_parameters())
+        fabric.setup(module)
+        case.expect(type(module) is kind, f"a {kind.__name__} still", type(module).__name__)
+        now = dict(module.named_parameters())
+        other = [name for name, parameter in parameters.items() if now.get(name) is not parameter]
+        case.expect(not other and len(now) == len(parameters), "the same parameter objects", f"others: {other}")
+
+    @requirement("Strategy.original_module", processes=SEVERAL)
+    def test_the_original_module_is_the_users(self, case: Case) -> None:
+        """``original_module`` gives back the very object that was set up."""
+        fabric = self.fabric(case)
+        module = seeded(self.model)
+        wrapped = fabric.setup(module)
+        case.expect(unwrap(wrapped) is module, "the module that was handed to setup", type(unwrap(wrapped)).__name__)
+
+    @requirement("Strategy.setup_module", processes=SEVERAL)
+    def test_a_module_without_trainable_parameters_passes_through(self, case: Case) -> None:
+        """A frozen module can be set up, and computes what it did."""
+        fabric = self.fabric(case)
+        frozen = seeded(self.model).requires_grad_(False)
+        inputs = torch.ones(2, 8)
+        expected = frozen(inputs)
+        wrapped = fabric.setup(frozen)
+        case.expect_close(wrapped(fabric.to_device(inputs)), expected, "the output of a frozen module", self.tolerance)
+
+    @requirement("Strategy.picklable", processes=1)
+    def test_a_module_that_is_set_up_can_be_copied_or_says_why_not(self, case: Case) -> None:
+        """``picklable = True``: a set-up module pickles and deep-copies. False: both are a clear error."""
+        fabric = self.fabric(case)
+        module, _ = self.set_up(fabric)
+        for name, action in (("deepcopy", copy.deepcopy), ("pickle", lambda one: pickle.loads(pickle.dumps(one)))):
+            error = error_or_none(lambda action=action: action(module))  # type: ignore[misc]
+            if fabric.strategy.picklable:
+                case.expect(error is None, f"{name} of a set-up module (picklable = True)", repr(error))
+            else:
+                case.expect(isinstance(error, PoplinError), f"{name} is refused (picklable = False)", repr(error))
+
+    @requirement("Strategy.process_dataloader", processes=SEVERAL)
+    def test_ranks_share_the_data_and_metrics_count_each_sample_once(self, case: Case) -> None:
+        """An uneven dataset: every rank gets as many batches, and ``gather_for_metrics`` sees each sample once."""
+        fabric = self.fabric(case)
+        data = torch.utils.data.TensorDataset(torch.arange(7))
+        loader: Any = fabric.setup_dataloaders(torch.utils.data.DataLoader(data, batch_size=2))
+        counts, seen = 0, []
+        for (batch,) in loader:
+            counts += 1
+            seen += fabric.gather_for_metrics(batch).tolist()
+        most = fabric.strategy.all_reduce(torch.tensor([counts], device=fabric.device), reduce_op="max")
+        case.expect_equal(int(most), counts, "the number of batches, as on the rank that has most")
+        case.expect_equal(sorted(seen), list(range(7)), "the samples that metrics have seen")
