@@ -17,6 +17,8 @@ class CheckpointIO(Extension, ABC):
 
     #: Whether it takes each rank's part of the state (a folder), instead of the whole on rank 0 (a file).
     sharded: ClassVar[bool] = False
+    #: Whether it can leave out entries of an object's state, so that a save may have a filter.
+    takes_filter: ClassVar[bool] = True
 
     @abstractmethod
     def save_checkpoint(

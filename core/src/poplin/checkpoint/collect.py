@@ -43,6 +43,11 @@ def collect(
             raise ArgumentValueError(f"The key {RESERVED_KEY!r} is Poplin's own. Call your entry something else.")
         items = objects_in(state, strategy, setups, sharded=is_sharded(strategy))
         check_filter(filter, state, items)
+        if filter and not getattr(strategy.checkpoint_io, "takes_filter", True):
+            raise ArgumentTypeError(
+                f"{type(strategy.checkpoint_io).__name__} writes objects whole, and can't leave out what a filter does. "
+                "Save through another checkpoint IO (plugins='torch'), or without the filter. Nothing was written."
+            )
         return where, items
 
     where, items = on_all_ranks(strategy, doing, prepare)

@@ -51,7 +51,7 @@ class ModuleItem(Item):
             return
         here = module_state_dict(self.module)
         found = Findings()
-        found.compare(self.name, _specs(here, self._engine_owns), _specs(saved))
+        found.compare(self.name, self._own_specs(here), _specs(saved))
         for name, value in here.items():
             full = f"{self.name}.{name}" if self.name else name
             if isinstance(value, Tensor) and name in saved and not isinstance(saved[name], Tensor):
@@ -65,6 +65,12 @@ class ModuleItem(Item):
             found.hints.append(f"no name in {self.name or 'the checkpoint'} is one of the module's")
         for kind in ("missing", "unexpected", "shapes", "others", "hints"):
             getattr(findings, kind).extend(getattr(found, kind))
+
+    def _own_specs(self, here: Mapping[str, Any]) -> dict[str, Spec]:
+        if not self._engine_owns:
+            return _specs(here)
+        shapes = self.run.strategy.parameter_shapes(self._forward)
+        return {name: Spec(shapes.get(name), spec.dtype) for name, spec in _specs(here).items()}
 
     @property
     def _engine_owns(self) -> bool:
@@ -145,11 +151,11 @@ def without_foreign_wrappers(saved: Mapping[str, Any], here: Mapping[str, Any]) 
     return saved
 
 
-def _specs(state: Mapping[str, Any], any_shape: bool = False) -> dict[str, Spec]:
+def _specs(state: Mapping[str, Any]) -> dict[str, Spec]:
     specs = {}
     for name, value in state.items():
         if isinstance(value, Tensor):
-            shape = None if any_shape or is_lazy(value) else tuple(value.shape)
+            shape = None if is_lazy(value) else tuple(value.shape)
             specs[str(name)] = Spec(shape, value.dtype)
         else:
             specs[str(name)] = Spec(None)

@@ -25,14 +25,19 @@ class OptimizerItem(Item):
         self.collective = self.wrapped is not None
         owned = self.wrapped is not None and run.strategy.owns_parameters
         self.engine = link_of(self.wrapped).model if owned else None
+        #: The optimizer as the user knows it: an engine may have put parameters of its own into the real one.
+        self.seen = self.optimizer if self.engine is None else _with_groups(self.optimizer, self._user_groups())
         self._names: dict[nn.Parameter, str] | None = None
 
     @property
     def names(self) -> dict[nn.Parameter, str]:
         """The user's name of each parameter."""
         if self._names is None:
-            self._names = optimizer_names(self.optimizer, self.run.naming_modules())
+            self._names = optimizer_names(self.seen, self.run.naming_modules())
         return self._names
+
+    def _user_groups(self) -> list[dict[str, Any]]:
+        return self.run.strategy.param_groups(self._target)
 
     @property
     def _target(self) -> Any:
@@ -47,13 +52,13 @@ class OptimizerItem(Item):
         return self.run.strategy.get_optimizer_state(self._target, self.names, sharded=self.run.sharded)
 
     def adapted(self, saved: Any) -> Any:
-        return by_name(saved, self.optimizer, self.names)
+        return by_name(saved, self.seen, self.names)
 
     def compare(self, saved: Any, strict: bool, findings: Findings) -> None:
-        compare_optimizer(self.name, self.optimizer, self.names, saved, findings, self.engine is None)
+        compare_optimizer(self.name, self.seen, self.names, saved, findings, self.engine is None)
 
     def restore(self, saved: Any, strict: bool) -> None:
-        saved = with_added_groups(saved, self.optimizer, self.names)
+        saved = with_added_groups(saved, self.seen, self.names)
         if self.wrapped is None:
             load_optimizer_state_by_name(self.optimizer, saved, self.names)
         else:
@@ -80,3 +85,10 @@ class OptimizerItem(Item):
             fields["state"], fields["param_groups"] = state, groups
 
         return undo
+
+
+def _with_groups(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
+    """Something of the class of ``optimizer`` that has these groups, and no state: it is only looked at."""
+    seen: Optimizer = object.__new__(type(optimizer))
+    seen.__dict__.update(param_groups=groups, state={}, defaults=optimizer.defaults)
+    return seen

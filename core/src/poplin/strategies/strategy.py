@@ -429,6 +429,26 @@ class Strategy(Extension, ABC):
         original = self.original_module(module)
         original.load_state_dict(with_module_names(original, state), strict=strict)
 
+    def parameter_shapes(self, module: nn.Module) -> Mapping[str, tuple[int, ...]]:
+        """Full shapes under the user's names, where the module's own tensors don't show them. Called by ``Fabric.load``.
+
+        Asked only if :attr:`owns_parameters`; a name that isn't in it is compared with nothing. The default is empty.
+
+        Args:
+            module: what :meth:`setup_module` returned.
+        """
+        return {}
+
+    def param_groups(self, optimizer: Optimizer | nn.Module) -> list[dict[str, Any]]:
+        """The optimizer's groups with the user's own parameters in them. Called by ``Fabric.save`` and ``load``.
+
+        Args:
+            optimizer: what :meth:`setup_optimizer` returned; the engine, if :attr:`owns_parameters`, whose optimizer
+                holds other parameters than the user's by then.
+        """
+        assert isinstance(optimizer, Optimizer)
+        return optimizer.param_groups
+
     def get_optimizer_state(
         self, optimizer: Optimizer | nn.Module, names: ParameterNames, sharded: bool = False
     ) -> dict[str, Any]:
