@@ -185,8 +185,11 @@ class Talker(nn.Module):
         return self.layer(x)
 
     def generate(self, x, steps):
+        self.seen = []
         for _ in range(steps):
-            x = torch.cat([x, self(x)])
+            y = self(x)
+            self.seen.append(y.dtype)
+            x = torch.cat([x, y.float()])
         return x
 
     @property
@@ -204,6 +207,10 @@ def test_only_the_forward_of_a_compiled_module_is_compiled(precision):
     parts = Parts(precision=precision() if precision else None)
     model = parts.setup(torch.compile(Talker(), backend=backend))
     assert model.generate(X, 3).shape == (16, 4)  # as with torch: no compilation for each new length
+    assert not backend.graphs
+    assert set(model.seen) == {torch.bfloat16 if precision else torch.float32}
+    model.mark_forward_method("generate")
+    assert model.generate(X, 1).shape == (4, 4)
     assert not backend.graphs
     model.forward(X)
     assert len(backend.graphs) == 1

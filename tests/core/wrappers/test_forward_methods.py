@@ -62,12 +62,49 @@ def replica(precision=None):
 def test_marked_methods_run_at_the_precision_on_one_device():
     model = Parts(precision=BF16Mixed()).setup(Net())
     assert model.training_step(X).dtype == torch.bfloat16
-    assert model.features(X).dtype == torch.float32
+    with pytest.warns(errors.PossibleUserWarning, match="features.*outside of the autocast.*mark_forward_method"):
+        assert model.features(X).dtype == torch.float32
+    assert model.features(X).dtype == torch.float32  # told once
     model.mark_forward_method("features")
     assert model.features(X, scale=2.0).dtype == torch.bfloat16
     model.mark_forward_method(model.whole)
     assert model.whole(X).dtype == torch.bfloat16
     assert model.nothing() == 100
+
+
+def test_nothing_is_told_of_unmarked_methods_that_run_at_the_precision_or_run_nothing():
+    model = Parts(precision=BF16Mixed()).setup(Net())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.features(X).dtype == torch.bfloat16
+    assert model.whole(X).dtype == torch.bfloat16  # it calls the model itself, which is the wrapper
+    assert model.through(model, X).dtype == torch.bfloat16
+    assert model.nothing() == 100
+    with pytest.raises(KeyError):
+        model.fails(X)
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+def test_no_hook_gets_into_compiled_parts_of_unmarked_methods():
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 4))
+
+        def forward(self, x):
+            return x @ self.weight
+
+    module = Net()
+    module.layer = Part()
+    module.layer.compile(backend=backend, fullgraph=True)
+    model = Parts(precision=BF16Mixed()).setup(module)
+    assert model.features(X).dtype == torch.float32
+    assert len(graphs) == 1
 
 
 def test_marking_is_allowed_where_nothing_is_to_be_done():

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from poplin.wrappers.passage import WatchForBypass, running
+from poplin.wrappers.passage import running
 from poplin.wrappers.sharing import looking_like
+from poplin.wrappers.watching import WatchForBypass, WatchForPrecision
 
 if TYPE_CHECKING:
     from poplin.wrappers.module import ModuleLink
@@ -45,6 +46,32 @@ def on_compiled(name: str) -> Callable[..., Any]:
         return getattr(self._poplin_link.compiled, name)(*args, **kwargs)
 
     return looking_like(getattr(nn.Module, name), method, name)
+
+
+def on_inside(name: str, function: Any) -> Callable[..., Any]:
+    """The method ``name`` of what was compiled: it runs at the precision and by the strategy, uncompiled."""
+
+    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        link: ModuleLink = self._poplin_link
+        result = getattr(link.inside, name)(*args, **kwargs)
+        return self if result is link.inside or result is link.original else result
+
+    return looking_like(function, method, name)
+
+
+def cautioned_method(name: str, function: Any) -> Callable[..., Any]:
+    """The method ``name``, with a warning if its first call runs a part of the module outside of the autocast."""
+
+    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        link: ModuleLink = self._poplin_link
+        run = function.__get__(self, type(self))
+        if name in link.looked_at or torch.compiler.is_compiling():
+            return run(*args, **kwargs)
+        link.looked_at.add(name)
+        with WatchForPrecision(link.original, name, link.precision.precision):
+            return run(*args, **kwargs)
+
+    return looking_like(function, method, name)
 
 
 def _tracked(link: ModuleLink, through: Any, directly: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

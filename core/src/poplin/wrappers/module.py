@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,28 +12,16 @@ from torch import nn
 from poplin.errors import ArgumentTypeError, ArgumentValueError, UnknownMethodError, UsageError
 from poplin.precision.precision import Precision
 from poplin.strategies.strategy import Strategy
-from poplin.wrappers.methods import (
-    another,
-    call,
-    call_compiled,
-    call_tracked,
-    marked_method,
-    on_compiled,
-    watched_method,
-)
+from poplin.wrappers.module_class import FIELDS, Shape, namespace
 from poplin.wrappers.passage import BackwardGuard, Run, build_run, runs_in_context
 from poplin.wrappers.sharing import (
     USER_CLASS,
     Kept,
     Shared,
     change_class,
-    delegates,
     has_own,
-    is_method,
     link_of,
-    looking_like,
     made_class,
-    own_members,
     share,
 )
 
@@ -62,6 +49,8 @@ class ModuleLink:
         "device",
         "forward_module",
         "guard",
+        "inside",
+        "looked_at",
         "marked",
         "original",
         "precision",
@@ -88,10 +77,14 @@ class ModuleLink:
         if marked is None:
             marked = frozenset(name for name in STEP_METHODS if callable(getattr(original, name, None)))
         self.marked = marked
-        self.clashes = any(has_own(original, name) for name in _FIELDS)
+        self.clashes = any(has_own(original, name) for name in FIELDS)
         self.run: Run = build_run(precision, guard)
-        #: The user's own ``torch.compile``, and what it made of all that a forward goes through; or None.
+        #: Unmarked methods of which it is known whether they run parts of the module outside of the precision.
+        self.looked_at: set[str] = set()
+        #: The user's own ``torch.compile``, what it was given (all that a forward goes through), and what it made of
+        #: that; or None.
         self.compilation: Callable[[nn.Module], nn.Module] | None = None
+        self.inside: nn.Module | None = None
         self.compiled: nn.Module | None = None
 
     def shape(self) -> Shape:
@@ -107,25 +100,8 @@ class ModuleLink:
             clashes=self.clashes,
             follows=strategy is not None and strategy.mutates_module,
             compiled=self.compiled is not None,
+            cautious=not guarded and self.precision.autocasts,
         )
-
-
-class Shape(NamedTuple):
-    """What a made class must do."""
-
-    #: Forwards go through precision and strategy. If not, the class has no ``__call__`` and costs nothing.
-    through: bool
-    #: Methods that go the same way.
-    marked: frozenset[str]
-    #: Whether unmarked methods are watched.
-    guarded: bool
-    #: Whether the user's object has attributes of the wrapper's names: its code then runs on the object itself.
-    clashes: bool
-    #: Whether the object may have got another class by setup, whose members the made class lacks.
-    follows: bool
-    #: Whether the user's own ``torch.compile`` goes around a forward. All other code of the user's then runs on the
-    #: object itself, uncompiled, as it does on a compiled module.
-    compiled: bool
 
 
 class _Field:
@@ -144,7 +120,7 @@ class _Field:
 
     def __set__(self, wrapper: Any, value: Any) -> None:
         link = link_of(wrapper)
-        setattr(link.original, self.name, value)
+        setattr(link.original if link.inside is None else link.inside, self.name, value)
         link.clashes = True
         change_class(wrapper, module_class(vars(type(wrapper))[USER_CLASS], link.shape()))
 
@@ -207,6 +183,8 @@ class FabricModule(Shared, nn.Module):
                 f"{type(link.original).__name__} has no method of that name."
             )
         link.marked = link.marked | {name}
+        if isinstance(link.inside, FabricModule):
+            link.inside.mark_forward_method(name)
         change_class(self, module_class(vars(type(self))[USER_CLASS], link.shape()))
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
@@ -231,17 +209,6 @@ class FabricModule(Shared, nn.Module):
         return rebuild_module(replica, Kept(link.precision, link.guard), link.marked)
 
 
-_FIELDS = ("module", "device", "dtype", "mark_forward_method", "_forward_module")
-#: Methods by which hooks get around a forward.
-_HOOKS = (
-    "register_forward_pre_hook",
-    "register_forward_hook",
-    "register_full_backward_pre_hook",
-    "register_full_backward_hook",
-    "register_backward_hook",
-)
-
-
 def wrap_module(link: ModuleLink, user_class: type | None = None) -> FabricModule:
     """Wrap ``link.original``.
 
@@ -263,8 +230,7 @@ def wrap_compiled(
     outer = ModuleLink(
         link.original, link.forward_module, link.strategy, link.precision, link.guard, link.device, link.marked
     )
-    outer.compilation = compilation
-    outer.compiled = compilation(inside)
+    outer.compilation, outer.inside, outer.compiled = compilation, inside, compilation(inside)
     if link.guard is not None:
         watch = link.guard.watch
         outer.compiled.register_forward_hook(lambda module, args, output: watch(output))
@@ -273,32 +239,10 @@ def wrap_compiled(
 
 def module_class(user_class: type, shape: Shape) -> type[FabricModule]:
     """The made class of wrapped modules of the class ``user_class``."""
-    return made_class(FabricModule, user_class, shape, lambda: _namespace(user_class, shape))
+    return made_class(FabricModule, user_class, shape, lambda: namespace(user_class, shape, _of_later_class))
 
 
-def _namespace(user_class: type, shape: Shape) -> dict[str, Any]:
-    members: dict[str, Any] = {}
-    if shape.clashes or shape.compiled:
-        members.update(delegates(user_class, nn.Module))
-    if shape.guarded:
-        methods = {name: value for name, value in own_members(user_class, nn.Module) if is_method(value)}
-        members.update({name: watched_method(name, value) for name, value in methods.items()})
-    if shape.compiled:
-        members.update({name: on_compiled(name) for name in _HOOKS})
-    if shape.through or shape.compiled:
-        forward = call_compiled if shape.compiled else call_tracked if shape.guarded else call
-        members["__call__"] = forward
-        members["forward"] = looking_like(inspect.getattr_static(user_class, "forward"), another(forward), "forward")
-    for name in shape.marked:
-        members[name] = marked_method(name, inspect.getattr_static(user_class, name, None), shape.guarded)
-    if shape.follows:
-        members["__getattr__"] = _getattr
-    for name in _FIELDS:
-        members.pop(name, None)
-    return members
-
-
-def _getattr(self: Any, name: str) -> Any:
+def _of_later_class(self: Any, name: str) -> Any:
     """Members that a strategy gave to the user's object together with another class."""
     try:
         return super(FabricModule, self).__getattr__(name)

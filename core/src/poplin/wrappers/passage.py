@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch import Tensor
 
 from poplin.errors import UsageError
 from poplin.precision.precision import Precision
@@ -116,38 +115,3 @@ def build_run(precision: Precision, guard: BackwardGuard | None) -> Run:
 
 def _directly(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return function(*args, **kwargs)
-
-
-class WatchForBypass:
-    """While it lasts, a forward of ``original`` or of a part of it outside any strategy's forward is an error.
-
-    Args:
-        original: the user's module.
-        method: the name of the method that runs.
-    """
-
-    def __init__(self, original: nn.Module, method: str) -> None:
-        self.original = original
-        self.method = method
-        self.parts: set[int] | None = None
-        self.thread = threading.get_ident()
-
-    def __enter__(self) -> None:
-        self.handle = register_module_forward_pre_hook(self._before_forward)
-
-    def __exit__(self, *exception: object) -> None:
-        self.handle.remove()
-
-    def _before_forward(self, module: nn.Module, args: Any) -> None:
-        if running.stack or threading.get_ident() != self.thread:
-            return
-        if self.parts is None:
-            self.parts = {id(part) for part in self.original.modules()}
-        if id(module) in self.parts:
-            name = type(self.original).__name__
-            part = "the model" if module is self.original else "a part of the model"
-            raise UsageError(
-                f"You are calling the method `{name}.{self.method}()` from outside the model, and it runs {part} past "
-                f"the strategy's forward, which does more than that. Call `model.mark_forward_method({self.method!r})` "
-                "once, on what setup() returned: then the method goes the way of forward()."
-            )
