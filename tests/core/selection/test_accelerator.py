@@ -71,6 +71,16 @@ def test_auto_with_the_cpu_kept_out_says_what_is_kept_out(choose, offer, monkeyp
     assert "accelerator='auto' or" not in str(caught.value)
 
 
+def test_auto_with_nothing_here_does_not_advise_auto(choose, monkeypatch):
+    from poplin.accelerators import CPUAccelerator
+
+    monkeypatch.setattr(CPUAccelerator, "availability", classmethod(lambda cls: (False, "switched off")))
+    monkeypatch.delenv("POPLIN_PLUGINS")
+    with pytest.raises(HardwareAbsentError, match="switched off.*name an accelerator that is here") as caught:
+        choose()
+    assert "'auto' or another" not in str(caught.value)
+
+
 def test_gpu_without_a_plugin_says_so(choose):
     with pytest.raises((NotInstalledError, BlockedNameError), match="gpu"):
         choose(accelerator="gpu")

@@ -98,13 +98,13 @@ def twin(install, name="acme-twin", module="acme_twin", entries=("twin", "twin_t
     install(name, {"poplin.strategies": dict.fromkeys((*entries, *roles), module)}, **files)
 
 
-def card(install, available=True, extra=""):
+def card(install, available=True, extra="", roles=("auto", "gpu")):
     offers = '"card": lazy("acme_card_device:Card")'
     files = {
         "acme_card": PLUGIN.format(kind="accelerators", offers=offers, extra=extra),
         "acme_card_device": ACCELERATOR.format(available=available),
     }
-    install("acme-card", {"poplin.accelerators": dict.fromkeys(("card", "auto", "gpu"), "acme_card")}, **files)
+    install("acme-card", {"poplin.accelerators": dict.fromkeys(("card", *roles), "acme_card")}, **files)
 
 
 def test_by_name_with_presets_and_nothing_else_is_imported(choose, install):
@@ -163,6 +163,17 @@ def test_a_plugin_that_breaks_at_import_is_no_silent_cpu_run(choose, install, fa
     text = explain_request()
     assert "refused (BrokenPluginError)" in text
     assert "acme-card" in text
+
+
+def test_a_role_that_the_metadata_forgot_is_told(choose, install):
+    card(install, roles=("auto",))
+    assert choose(devices=1).accelerator.name() == "card"
+    with pytest.raises(SelectionError, match=r"Never asked was 'card' of acme-card 1\.0: .*the role 'gpu'"):
+        choose(accelerator="gpu")
+    rows = {(row.kind, row.name): row for row in registry.rows(load=True)}
+    assert rows["accelerators", "card"].status == "loaded"
+    assert "takes the role 'gpu'" in rows["accelerators", "card"].reason
+    assert rows["accelerators", "cpu"].reason == ""
 
 
 def test_an_incompatible_accelerator_plugin_is_no_silent_cpu_run(choose, install):

@@ -7,10 +7,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
 
 from poplin.errors import ArgumentTypeError, ArgumentValueError, UsageError
 from poplin.strategies import ParallelStrategy
-from poplin.strategies.process_group import as_timeout, backend_spec, parse_spec
+from poplin.strategies.process_group import Rendezvous, acquire, as_timeout, backend_spec, parse_spec, release
+from poplin.testing.ranks import free_port
 from poplin.testing.strategies import bind_strategy
 
 BODY = """
@@ -157,3 +159,15 @@ def test_collectives_before_launch_say_so() -> None:
     with pytest.raises(UsageError, match="launch"):
         strategy.barrier()
     strategy.teardown()
+
+
+def test_a_group_is_not_bound_to_a_device_that_no_backend_of_it_serves() -> None:
+    """torch refuses a device_id of such a type; the accelerator's tensors then go by way of the CPU."""
+    place = Rendezvous(0, 1, "127.0.0.1", free_port())
+    shared = acquire("cpu:gloo", place, device=torch.device("meta", 0))
+    try:
+        assert torch.distributed.get_backend_config() == "cpu:gloo"
+        assert torch.distributed.group.WORLD.bound_device_id is None
+    finally:
+        release(shared)
+    assert not torch.distributed.is_initialized()

@@ -199,6 +199,9 @@ def _plugins(report: Report) -> Iterator[Finding]:
         wrong = [row for row in offers if row["status"] in ("failed", "conflict", "incompatible", "blocked")]
         if well := [row for row in offers if row not in wrong]:
             yield Finding(GOOD, "\n".join([f"{distribution} {version}", *_by_kind(well)]))
+        for row in well:
+            if row["status"] == "loaded" and row["reason"]:
+                yield Finding(NOTE, f"{distribution} {version}: {row['kind']}/{row['name']}: {row['reason']}")
         for row in wrong:
             level = BAD if row["status"] == "failed" else NOTE
             yield Finding(

@@ -6,7 +6,6 @@ import argparse
 
 from poplin.cli.names import check_names
 from poplin.cli.torch_import import require_torch
-from poplin.errors import PoplinError
 
 
 def explain(options: argparse.Namespace) -> int:
@@ -17,23 +16,16 @@ def explain(options: argparse.Namespace) -> int:
     """
     check_names(options.accelerator, options.strategy, options.precision)
     require_torch()
-    from poplin.selection import Request, Trace
-    from poplin.selection.resolve import resolve
+    from poplin.selection.explain import explained
 
-    trace = Trace()
-    try:
-        resolve(
-            Request.read(
-                accelerator=options.accelerator or "auto",
-                strategy=options.strategy or "auto",
-                devices=options.devices or "auto",
-                num_nodes=options.num_nodes,
-                precision=options.precision,
-            ),
-            trace,
-        )
-    except PoplinError:
-        print(trace.render())
-        raise
+    trace, error = explained(
+        accelerator=options.accelerator or "auto",
+        strategy=options.strategy or "auto",
+        devices=options.devices or "auto",
+        num_nodes=options.num_nodes,
+        precision=options.precision,
+    )
     print(trace.render())
+    if error is not None:
+        raise error
     return 0

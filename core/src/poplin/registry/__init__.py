@@ -26,6 +26,7 @@ from poplin.registry.face import (
     role_candidates,
     rows,
     runtime_table,
+    undeclared_roles,
     unregister,
 )
 from poplin.registry.lazy import Lazy, lazy
@@ -63,5 +64,6 @@ __all__ = [
     "role_candidates",
     "rows",
     "runtime_table",
+    "undeclared_roles",
     "unregister",
 ]

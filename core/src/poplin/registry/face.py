@@ -82,6 +82,11 @@ def role_candidates(kind: str, role: str) -> list[Found | Failure]:
     return REGISTRY.role_candidates(get_kind(kind).name, role)
 
 
+def undeclared_roles(found: Found) -> list[str]:
+    """The roles that the class of an offer takes, and for which its plugin is never asked: no entry point says so."""
+    return REGISTRY.undeclared_roles(found.kind, found.target_class(), found.provider)
+
+
 def provider_of(thing: Any) -> Provider | None:
     """Whose class ``thing`` is, or is of; None if it belongs to no plugin."""
     return REGISTRY.owners.of(thing, REGISTRY.catalogue(), REGISTRY.host.loaded(), REGISTRY.own.names.values())

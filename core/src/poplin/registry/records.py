@@ -134,13 +134,14 @@ class Found:
         self.on_class(target, self.provider)
         return target
 
-    def check_target(self) -> None:
-        """Import what a lazy offer stands for; a failure is told of, and not raised."""
-        if isinstance(self.offer, Lazy):
-            try:
-                self._attempt("target", self.offer.load)
-            except PoplinError:
-                pass
+    def check_target(self) -> Any:
+        """Import what a lazy offer stands for, and return it; a failure is told of, and not raised."""
+        if not isinstance(self.offer, Lazy):
+            return self.offer
+        try:
+            return self._attempt("target", self.offer.load)
+        except PoplinError:
+            return None
 
     def create(self) -> Any:
         """A new object, made with the presets of the offer and nothing else.

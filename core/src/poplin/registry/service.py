@@ -9,7 +9,7 @@ import threading
 from typing import Any
 
 from poplin.errors import BrokenPluginError
-from poplin.registry import catalogue, discovery, factories
+from poplin.registry import catalogue, discovery, factories, roles
 from poplin.registry.binaries import diagnosed
 from poplin.registry.catalogue import BLOCKED, INCOMPATIBLE, Catalogue, Offer
 from poplin.registry.complaints import Complaints
@@ -50,6 +50,7 @@ class Registry:
         self.conversation = Conversation(lambda: self.host, self.load, self.catalogue, self.complaints)
         self._looked_up: set[tuple[str, str, str]] = set()
         self._offer_failures: dict[tuple[str, str, str], Failure] = {}
+        self._remarks: dict[tuple[str, str, str], str] = {}
         os.register_at_fork(after_in_child=self._after_fork)
 
     # --- what there is
@@ -111,6 +112,7 @@ class Registry:
         with self._lock:
             self._scan = self._catalogue = None
             self._offer_failures.clear()
+            self._remarks.clear()
             self._looked_up.clear()
             self.complaints.forget()
             self.host.drop_installed()
@@ -233,11 +235,23 @@ class Registry:
                 loaded = self.load(offer.provider, current)
                 if isinstance(loaded, Loaded) and offer.kind in KINDS and not offer.is_role:
                     self._looked_up.add((offer.kind, offer.folded, offer.provider.key))
-                    self._found(offer, loaded).check_target()
+                    self._note_roles(offer, self._found(offer, loaded).check_target())
         self.callback_factories()
 
+    def _note_roles(self, offer: Offer, target: Any) -> None:
+        remark = roles.remark(offer.kind, self.undeclared_roles(offer.kind, target, offer.provider))
+        self._remarks[offer.kind, offer.folded, offer.provider.key] = remark
+
+    def undeclared_roles(self, kind: str, target: Any, provider: Provider) -> list[str]:
+        """The roles that a class takes, and for which its plugin is never asked."""
+        if provider.distribution in (CORE, RUNTIME):  # which need no metadata
+            return []
+        its = [offer for offer in self.catalogue().of_kind(kind) if offer.provider.key == provider.key]
+        return roles.undeclared(kind, target, [offer.name for offer in its if offer.is_role])
+
     def _row(self, offer: Offer) -> Row:
-        status, reason = offer.status, offer.reason or offer.note
+        remark = self._remarks.get((offer.kind, offer.folded, offer.provider.key), "")
+        status, reason = offer.status, offer.reason or offer.note or remark
         if offer.is_usable:
             failure = self._failure_of(offer)
             if failure is not None:

@@ -39,6 +39,8 @@ from poplin.selection.trace import PassedOver, Trace
 
 _KIND = "accelerators"
 _HERE_INSTEAD = "Run it where there is such a device, or use accelerator='auto' or another one"
+#: The same, for who has asked for a role.
+_OTHER_HERE = "Run it where there is such a device, or name an accelerator that is here"
 
 
 def resolve_accelerator(request: Request, carried: Carried, trace: Trace) -> Accelerator:
@@ -191,16 +193,33 @@ def _nothing_available(role: str, absent: list[PassedOver]) -> PoplinError:
         reasons = "; ".join(f"{what}: {why}" for what, why in absent)
         blocked = kept_out(_KIND)
         let_in = f" Installed, and kept out by a control, are {blocked}: let them in, or name an accelerator."
-        instead = let_in if blocked else f" {_HERE_INSTEAD}."
-        return HardwareAbsentError(f"accelerator={role!r}: no device is here. {reasons}.{instead}")
+        instead = let_in if blocked else f" {_OTHER_HERE if role == 'auto' else _HERE_INSTEAD}."
+        return HardwareAbsentError(f"accelerator={role!r}: no device is here. {reasons}.{instead}{_never_asked(role)}")
     packages = known.packages_for_role(_KIND, role)
     if blocked := kept_out(_KIND):
         return BlockedNameError(
             f"accelerator={role!r}: no plugin takes this role. Installed, and kept out, are {blocked}. Let them in, or "
-            "name an accelerator."
+            f"name an accelerator.{_never_asked(role)}"
         )
     hint = f"Install the one for your device: pip install {' or '.join(packages)}" if packages else "Name one"
-    return NotInstalledError(f"accelerator={role!r}: no installed plugin takes this role. {hint}.")
+    return NotInstalledError(f"accelerator={role!r}: no installed plugin takes this role. {hint}.{_never_asked(role)}")
+
+
+def _never_asked(role: str) -> str:
+    """What there is to say of plugins, loaded for ``auto``, whose class takes ``role`` and whose metadata doesn't."""
+    told = []
+    for candidate in registry.role_candidates(_KIND, "auto") if role != "auto" else ():
+        try:
+            if isinstance(candidate, Found) and role in registry.undeclared_roles(candidate):
+                told.append(f"{candidate.name!r} of {label(candidate.provider)}")
+        except (Exception, SystemExit):  # a broken one is told of where it is asked for
+            continue
+    if not told:
+        return ""
+    return (
+        f" Never asked was {' or '.join(told)}: the class takes the role {role!r}, and the plugin's metadata has no "
+        "entry point of that name. Ask for it by name, and tell its authors."
+    )
 
 
 def _refuse_unserved(served: set[str]) -> None:

@@ -21,12 +21,20 @@ def explain_request(request: Request | None = None, **arguments: Any) -> str:
     Returns:
         The decisions, and for a request that is refused those up to the refusal, and the error.
     """
+    trace, error = explained(request, **arguments)
+    if error is None:
+        return trace.render()
+    decided = f"{trace.render()}\n\n" if len(trace) else ""
+    return f"{decided}refused ({type(error).__name__}): {error}"
+
+
+def explained(request: Request | None = None, **arguments: Any) -> tuple[Trace, PoplinError | None]:
+    """:func:`explain_request` in its parts: the decisions, and the error of a request that is refused."""
     trace = Trace()
     try:
         request = Request.read(**arguments) if request is None else request
         with as_before(given_objects(request), always=True):
             resolve(request, trace)
     except PoplinError as error:
-        decided = f"{trace.render()}\n\n" if len(trace) else ""
-        return f"{decided}refused ({type(error).__name__}): {error}"
-    return trace.render()
+        return trace, error
+    return trace, None
