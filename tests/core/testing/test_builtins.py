@@ -3,7 +3,7 @@
 import csv
 from pathlib import Path
 
-from poplin.testing import LoggerCompliance, StrategyCompliance
+from poplin.testing import CheckpointIOCompliance, LoggerCompliance, PrecisionCompliance, StrategyCompliance
 
 
 class TestSingleDevice(StrategyCompliance):
@@ -16,3 +16,12 @@ class TestCSV(LoggerCompliance):
     def read(self, logger):
         with open(Path(logger.log_dir) / "metrics.csv", newline="") as file:
             return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+class TestTorchCheckpointIO(CheckpointIOCompliance):
+    name = "torch"
+
+
+class TestFloat32(PrecisionCompliance):
+    name = "32-true"
+    tolerance = 1e-6

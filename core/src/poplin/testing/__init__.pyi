@@ -20,5 +20,7 @@ from poplin.testing.simulated import run_simulated as run_simulated
 from poplin.testing.strategies import bind_strategy as bind_strategy
 from poplin.testing.strategies import error_of as error_of
 from poplin.testing.strategies import start_strategy as start_strategy
+from poplin.testing.suites.checkpoint_io import CheckpointIOCompliance as CheckpointIOCompliance
 from poplin.testing.suites.logger import LoggerCompliance as LoggerCompliance
+from poplin.testing.suites.precision import PrecisionCompliance as PrecisionCompliance
 from poplin.testing.suites.strategy import StrategyCompliance as StrategyCompliance

@@ -18,7 +18,9 @@ from poplin.testing.requirement import requirements
 #: kind → the suite for it, as ``module:class``.
 SUITES = {
     "strategies": "poplin.testing.suites.strategy:StrategyCompliance",
+    "precisions": "poplin.testing.suites.precision:PrecisionCompliance",
     "loggers": "poplin.testing.suites.logger:LoggerCompliance",
+    "checkpoint_ios": "poplin.testing.suites.checkpoint_io:CheckpointIOCompliance",
 }
 
 

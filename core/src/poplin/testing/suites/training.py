@@ -52,13 +52,30 @@ def optimizer_of(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters(), lr=LEARNING_RATE)
 
 
-def plain_training(module: nn.Module, steps: int, *, clip: Mapping[str, float] | None = None) -> list[float]:
+def plain_optimizer_of(module: nn.Module) -> torch.optim.Optimizer:
+    """An optimizer that is itself at home in float16, where Adam's small denominators are zero."""
+    return torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.9)
+
+
+def plain_training(
+    module: nn.Module,
+    steps: int,
+    *,
+    clip: Mapping[str, float] | None = None,
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] = optimizer_of,
+) -> list[float]:
     """Train in this process with nothing but torch, on the whole of each batch.
+
+    Args:
+        module: what is trained.
+        steps: how many.
+        clip: arguments of ``clip_gradients``.
+        make_optimizer: makes the optimizer of a module.
 
     Returns:
         The norm before clipping at each step, if the norm is clipped.
     """
-    optimizer = optimizer_of(module)
+    optimizer = make_optimizer(module)
     norms = []
     for x, y in batches(steps):
         optimizer.zero_grad()

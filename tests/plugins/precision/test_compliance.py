@@ -1,0 +1,24 @@
+"""Each precision against the public compliance suite."""
+
+from poplin.testing import PrecisionCompliance
+
+
+class TestFloat16Mixed(PrecisionCompliance):
+    name = "16-mixed"
+
+
+class TestBFloat16Mixed(PrecisionCompliance):
+    name = "bf16-mixed"
+
+
+class TestFloat16True(PrecisionCompliance):
+    name = "16-true"
+
+
+class TestBFloat16True(PrecisionCompliance):
+    name = "bf16-true"
+
+
+class TestFloat64True(PrecisionCompliance):
+    name = "64-true"
+    tolerance = 1e-5
