@@ -152,6 +152,10 @@ class CheckpointMismatchError(CheckpointError, KeyError):
     __str__ = Exception.__str__
 
 
+class PartlyLoadedError(CheckpointError):
+    """An object was restored only in part, by a load that failed in the middle, and can't be used as it is."""
+
+
 # --- training
 
 

@@ -1,14 +1,28 @@
-"""Checkpoints: the interface of a checkpoint IO, and the built-in one."""
+"""Checkpoints: the interface of a checkpoint IO, and the built-in ones."""
 
 from poplin.faces import lazy_face
 
-__all__ = ["CheckpointIO", "StoragePath", "TorchCheckpointIO"]
+__all__ = [
+    "CheckpointIO",
+    "PreparedSave",
+    "Request",
+    "ShardedCheckpointIO",
+    "StoragePath",
+    "StoredState",
+    "TorchCheckpointIO",
+    "consolidate",
+]
 
 __getattr__, __dir__ = lazy_face(
     __name__,
     {
         "CheckpointIO": "poplin.checkpoint.checkpoint_io:CheckpointIO",
+        "PreparedSave": "poplin.checkpoint.checkpoint_io:PreparedSave",
+        "Request": "poplin.checkpoint.stored:Request",
+        "ShardedCheckpointIO": "poplin.checkpoint.sharded_io:ShardedCheckpointIO",
         "StoragePath": "poplin.checkpoint.checkpoint_io:StoragePath",
+        "StoredState": "poplin.checkpoint.stored:StoredState",
         "TorchCheckpointIO": "poplin.checkpoint.torch_io:TorchCheckpointIO",
+        "consolidate": "poplin.checkpoint.consolidation:consolidate",
     },
 )

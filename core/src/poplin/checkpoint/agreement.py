@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from poplin import errors
@@ -46,7 +46,7 @@ def settle(strategy: Strategy, doing: str, failure: Exception | None) -> None:
     if strategy.world_size > 1 and not strategy.reduce_boolean_decision(failure is None, all=True):
         reports = gather_objects(strategy, None if failure is None else (type(failure).__name__, str(failure)))
         if failure is None:
-            raise _theirs(doing, reports)
+            raise theirs(doing, reports)
     if failure is not None:
         raise failure
 
@@ -59,7 +59,13 @@ def gather_objects(strategy: Strategy, value: Any) -> list[Any]:
     ]
 
 
-def _theirs(doing: str, reports: list[tuple[str, str] | None]) -> PoplinError:
+def theirs(doing: str, reports: Sequence[tuple[str, str] | None]) -> PoplinError:
+    """The error of a rank where others failed.
+
+    Args:
+        doing: for messages.
+        reports: by rank: name of the error's class and its text, None where nothing failed.
+    """
     failed = [(rank, *report) for rank, report in enumerate(reports) if report is not None]
     rank, kind, text = failed[0]
     cls = getattr(errors, kind, None)

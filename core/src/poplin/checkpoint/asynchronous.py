@@ -19,6 +19,7 @@ from poplin.checkpoint.format import map_tensors, walk_tensors
 from poplin.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from poplin.checkpoint.checkpoint_io import CheckpointIO
     from poplin.strategies.strategy import Strategy
 
 
@@ -100,7 +101,11 @@ _PENDING: weakref.WeakKeyDictionary[Strategy, _Pending] = weakref.WeakKeyDiction
 
 
 def start(
-    strategy: Strategy, path: str, checkpoint: dict[str, Any], write: Callable[[dict[str, Any]], None]
+    strategy: Strategy,
+    path: str,
+    checkpoint: dict[str, Any],
+    write: Callable[[dict[str, Any]], None],
+    storage_options: Any | None = None,
 ) -> SaveHandle:
     """Copy ``checkpoint`` and write it in the background; a collective.
 
@@ -108,11 +113,39 @@ def start(
     """
     finish(strategy)
     pending = _PENDING.setdefault(strategy, _Pending())
-    sharded = strategy.checkpoint_io is not None and strategy.checkpoint_io.sharded
-    writes = strategy.is_global_zero or sharded
-    copied = on_all_ranks(strategy, f"saving {path}", lambda: _copied(checkpoint, pending.buffers) if writes else {})
-    pending.handle = SaveHandle(strategy, path, (lambda: write(copied)) if writes else None)
+    doing = f"saving {path}"
+    run: Callable[[], None] | None
+    if strategy.checkpoint_io is not None and strategy.checkpoint_io.sharded:
+        run = _planned(strategy, strategy.checkpoint_io, path, checkpoint, write, storage_options, pending)
+    else:
+        writes = strategy.is_global_zero
+        copied = on_all_ranks(strategy, doing, lambda: _copied(checkpoint, pending.buffers) if writes else {})
+        run = (lambda: write(copied)) if writes else None
+    pending.handle = SaveHandle(strategy, path, run)
     return pending.handle
+
+
+def _planned(
+    strategy: Strategy,
+    checkpoint_io: CheckpointIO,
+    path: str,
+    checkpoint: dict[str, Any],
+    write: Callable[[dict[str, Any]], None],
+    storage_options: Any,
+    pending: _Pending,
+) -> Callable[[], None] | None:
+    """Where every rank writes: they plan now, each copies what it is to write, and the threads write."""
+    doing = f"saving {path}"
+    planned = on_all_ranks(strategy, doing, lambda: checkpoint_io.prepare_save(checkpoint, path, storage_options))
+    if planned is None:
+        on_all_ranks(strategy, doing, lambda: write(checkpoint))
+        return None
+    try:
+        on_all_ranks(strategy, doing, lambda: planned.stage(pending.buffers))
+    except BaseException:
+        planned.abandon()
+        raise
+    return planned.write
 
 
 def finish(strategy: Strategy) -> None:

@@ -1,4 +1,4 @@
-"""The built-in checkpoint IO, registered as any plugin registers its own."""
+"""The built-in checkpoint IOs, registered as any plugin registers its own."""
 
 from __future__ import annotations
 
@@ -10,4 +10,7 @@ from poplin.registry import hookimpl, lazy
 
 @hookimpl
 def poplin_checkpoint_ios() -> Mapping[str, Callable[..., Any]]:
-    return {"torch": lazy("poplin.checkpoint.torch_io:TorchCheckpointIO")}
+    return {
+        "torch": lazy("poplin.checkpoint.torch_io:TorchCheckpointIO"),
+        "sharded": lazy("poplin.checkpoint.sharded_io:ShardedCheckpointIO"),
+    }

@@ -14,6 +14,8 @@ from poplin.checkpoint.filtering import Filter, check_filter, filtered
 from poplin.checkpoint.format import RESERVED_KEY
 from poplin.checkpoint.items import Item
 from poplin.checkpoint.objects import StatefulItem, objects_in
+from poplin.checkpoint.partly import refuse_partly_loaded
+from poplin.checkpoint.parts import is_sharded_tensor
 from poplin.checkpoint.safety import Plain
 from poplin.checkpoint.storage import checked_path
 from poplin.checkpoint.tree import Path, with_states
@@ -43,10 +45,11 @@ def collect(
             raise ArgumentValueError(f"The key {RESERVED_KEY!r} is Poplin's own. Call your entry something else.")
         items = objects_in(state, strategy, setups, sharded=is_sharded(strategy))
         check_filter(filter, state, items)
+        refuse_partly_loaded(items.values())
         if filter and not getattr(strategy.checkpoint_io, "takes_filter", True):
             raise ArgumentTypeError(
-                f"{type(strategy.checkpoint_io).__name__} writes objects whole, and can't leave out what a filter does. "
-                "Save through another checkpoint IO (plugins='torch'), or without the filter. Nothing was written."
+                f"{type(strategy.checkpoint_io).__name__} writes objects whole, and can't leave out what a filter "
+                "does. Save through another checkpoint IO (plugins='torch'), or without the filter. Nothing was written."
             )
         return where, items
 
@@ -62,7 +65,11 @@ def collect(
             states[item.path] = item.gathered(states[item.path])
     collective = [item for item in items.values() if item.collective]
     states.update(on_all_ranks(strategy, doing, lambda: {item.path: _state_of(item) for item in collective}))
-    return where, on_all_ranks(strategy, doing, lambda: _plain(state, items, states, filter, precision))
+    return where, on_all_ranks(
+        strategy,
+        doing,
+        lambda: _plain(state, items, states, filter, precision, is_sharded(strategy), strategy.is_global_zero),
+    )
 
 
 def _local_state(item: Item) -> Any:
@@ -91,15 +98,35 @@ def _plain(
     states: Mapping[Path, Any],
     filter: Filter | None,
     precision: Precision | None,
+    sharded: bool,
+    first: bool,
 ) -> dict[str, Any]:
-    plain = Plain()
+    plain = Plain(sharded=sharded)
     tree = filtered(with_states(state, states), filter, items)
+    if sharded and not first:
+        tree = _shards_only(tree, {path for path, item in items.items() if item.collective}, ()) or {}
     checkpoint = {plain.key(key, ()): plain.value(value, (key,)) for key, value in tree.items()}
-    own = precision.state_dict() if precision is not None else {}
+    own = precision.state_dict() if precision is not None and (first or not sharded) else {}
     if own:
         checkpoint[RESERVED_KEY] = {"precision": plain.value(own, ("precision",))}
     plain.finish()
     return checkpoint
+
+
+def _shards_only(value: Any, kept: set[Path], path: Path) -> Any:
+    """What another rank than 0 passes on: its parts of what is set up, and of sharded tensors. None: nothing.
+
+    Plain values are rank 0's, as in a file; on the other ranks they may differ.
+    """
+    if path in kept:
+        return value
+    if isinstance(value, Mapping):
+        inner = {key: _shards_only(item, kept, (*path, key)) for key, item in value.items()}
+        return {key: item for key, item in inner.items() if item is not None} or None
+    if isinstance(value, (list, tuple)):
+        places = [_shards_only(item, kept, (*path, index)) for index, item in enumerate(value)]
+        return places if any(item is not None for item in places) else None
+    return value if is_sharded_tensor(value) else None
 
 
 def _agreed(strategy: Strategy, path: str, items: Mapping[Path, Item]) -> str:

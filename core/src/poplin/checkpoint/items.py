@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +104,10 @@ class Item(ABC):
 
     def compare(self, saved: Any, strict: bool, findings: Findings) -> None:  # noqa: B027
         """Note how ``saved`` does not fit. The default accepts anything: only the object knows."""
+
+    def layouts(self, saved: Any) -> Mapping[int, Any]:
+        """For each tensor in ``saved``, by ``id``, of which this rank needs its part only: a sharded tensor like it."""
+        return {}
 
     @abstractmethod
     def restore(self, saved: Any, strict: bool) -> None:

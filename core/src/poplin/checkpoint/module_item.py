@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from poplin.checkpoint.check import Findings, Spec
 from poplin.checkpoint.items import Item, Run, Undo, user_module
+from poplin.checkpoint.parts import is_sharded_tensor
 from poplin.checkpoint.tree import Path
 from poplin.strategies.module_names import WRAPPER_ATTRIBUTES, module_state_dict, user_name, with_module_names
 from poplin.wrappers.sharing import link_of
@@ -61,6 +62,7 @@ class ModuleItem(Item):
         prefix = f"{self.name}." if self.name else ""
         found.missing = [name for name in found.missing if not self._loads_itself(name.removeprefix(prefix), saved)]
         found.unexpected = [name for name in found.unexpected if not self._loads_itself(name.removeprefix(prefix), {})]
+        found.unexpected = [name for name in found.unexpected if name.removeprefix(prefix) not in self._elsewhere]
         if here and not any(name in saved for name in here):
             found.hints.append(f"no name in {self.name or 'the checkpoint'} is one of the module's")
         for kind in ("missing", "unexpected", "shapes", "others", "hints"):
@@ -86,7 +88,23 @@ class ModuleItem(Item):
         version = (getattr(saved, "_metadata", None) or {}).get(owner, {}).get("version")
         return version is None or version < 2
 
+    @property
+    def _elsewhere(self) -> Collection[str]:
+        """Names that other ranks restore."""
+        return () if self.wrapped is None else self.run.strategy.names_elsewhere(self._forward)
+
+    def layouts(self, saved: Any) -> Mapping[int, Any]:
+        if self._engine_owns:
+            return {}
+        if self.wrapped is None:
+            here: Mapping[str, Any] = module_state_dict(self.module)
+        else:
+            here = self.run.strategy.get_module_state_dict(self._forward, sharded=True)
+        return {id(saved[name]): live for name, live in here.items() if name in saved and is_sharded_tensor(live)}
+
     def restore(self, saved: Any, strict: bool) -> None:
+        if isinstance(saved, Mapping) and (elsewhere := self._elsewhere):
+            saved = {name: value for name, value in saved.items() if name not in elsewhere}
         if self.wrapped is None:
             self.module.load_state_dict(with_module_names(self.module, saved), strict=strict)
         else:

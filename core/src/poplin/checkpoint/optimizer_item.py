@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from poplin.checkpoint.check import Findings
 from poplin.checkpoint.items import Item, Run, Undo, raw_optimizer
 from poplin.checkpoint.optimizer_names import by_name, compare_optimizer, optimizer_names, with_added_groups
+from poplin.checkpoint.parts import is_sharded_tensor
 from poplin.checkpoint.tree import Path
 from poplin.strategies.optimizer_state import load_optimizer_state_by_name, optimizer_state_by_name
 from poplin.wrappers.sharing import link_of
@@ -56,6 +58,22 @@ class OptimizerItem(Item):
 
     def compare(self, saved: Any, strict: bool, findings: Findings) -> None:
         compare_optimizer(self.name, self.seen, self.names, saved, findings, self.engine is None)
+
+    def layouts(self, saved: Any) -> Mapping[int, Any]:
+        if self.engine is not None:
+            return {}
+        found: dict[int, Any] = {}
+        for parameter, name in self.names.items():
+            values = saved["state"].get(name)
+            live = self.optimizer.state.get(parameter, {})
+            for key, value in values.items() if isinstance(values, Mapping) else ():
+                if isinstance(value, Tensor) and value.dim():
+                    like = next(
+                        (c for c in (live.get(key), parameter) if is_sharded_tensor(c) and c.shape == value.shape), None
+                    )
+                    if like is not None:
+                        found[id(value)] = like
+        return found
 
     def restore(self, saved: Any, strict: bool) -> None:
         saved = with_added_groups(saved, self.seen, self.names)

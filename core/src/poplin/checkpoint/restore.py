@@ -7,12 +7,15 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from poplin.checkpoint.agreement import settle
+from poplin.checkpoint.agreement import on_all_ranks, settle
 from poplin.checkpoint.check import Findings
+from poplin.checkpoint.filling import Filling, Target
 from poplin.checkpoint.format import dotted
 from poplin.checkpoint.items import Item, Run, Undo
 from poplin.checkpoint.objects import StatefulItem
 from poplin.checkpoint.optimizer_item import OptimizerItem
+from poplin.checkpoint.partly import mark_partly_loaded, unmark
+from poplin.checkpoint.stored import StoredState
 from poplin.checkpoint.tree import (
     Path,
     can_be_put_back,
@@ -40,6 +43,7 @@ def restore(
     precision: Precision | None,
     precision_state: Any,
     hint: str = "",
+    stored: StoredState | None = None,
 ) -> dict[str, Any]:
     """Restore ``state`` from ``saved``; a collective.
 
@@ -53,6 +57,7 @@ def restore(
         precision: the run's.
         precision_state: what was saved of it, None if it is not to be restored.
         hint: more for the message, if it does not fit.
+        stored: where the tensors are read from, if ``saved`` has empty ones.
 
     Returns:
         What ``state`` did not ask for.
@@ -76,16 +81,44 @@ def restore(
         failure = error
     settle(strategy, f"loading {where}", failure)
 
-    targets = matching.targets
+    matched = matching.targets
     if precision is not None and precision_state:
         item = _PrecisionItem(("precision",), precision, Run(strategy))
-        targets.append((item, precision_state))
+        matched.append((item, precision_state))
+    if stored is None:
+        targets: list[Target] = [(item, functools.partial(_same, saved)) for item, saved in matched]
+    else:
+        targets, saved = _filled(where, state, saved, items, strategy, stored, matched)
     _Restoration(where, strategy, strict).of(targets)
     if () in items:
         return {}
     put_back(state, saved)
     rest: dict[str, Any] = remainder(state, saved)
-    return rest
+    return stored.on_demand_in(rest) if stored is not None else rest
+
+
+def _same(saved: Any) -> Any:
+    return saved
+
+
+def _filled(
+    where: str,
+    state: Any,
+    saved: Mapping[str, Any],
+    items: Mapping[Path, Item],
+    strategy: Strategy,
+    stored: StoredState,
+    matched: Sequence[tuple[Item, Any]],
+) -> tuple[list[Target], Mapping[str, Any]]:
+    """The values are read, each rank its part; a collective. Nothing has been restored if it raises."""
+    filling = Filling(stored)
+    targets = on_all_ranks(strategy, f"loading {where}", lambda: filling.targets(matched))
+
+    def read() -> Any:
+        filling.read()
+        return filling.plain_values(state, saved, items)
+
+    return targets, on_all_ranks(strategy, f"loading {where}", read)
 
 
 class _PrecisionItem(StatefulItem):
@@ -142,9 +175,11 @@ class _Restoration:
     def __init__(self, where: str, strategy: Strategy, strict: bool) -> None:
         self.where, self.strategy, self.strict = where, strategy, strict
         self._undos: list[tuple[str, Undo]] = []
+        self._items: list[Item] = []
 
-    def of(self, targets: Sequence[tuple[Item, Any]]) -> None:
+    def of(self, targets: Sequence[Target]) -> None:
         """Restore all; a collective."""
+        self._items = [item for item, _ in targets]
         late = [target for target in targets if _after_modules(target[0])]
         early = [target for target in targets if target[0].may_fail and not _after_modules(target[0])]
         # what needs no collective comes first, so that a rank that fails there leaves no other waiting in one
@@ -153,12 +188,13 @@ class _Restoration:
         self._final([target for target in targets if not target[0].may_fail])
         self._final(late)
         self._final([target for target in targets if target[0].restored_last])
+        unmark(self._items)
 
-    def _undoable(self, targets: Sequence[tuple[Item, Any]]) -> None:
+    def _undoable(self, targets: Sequence[Target]) -> None:
         def step() -> None:
             self._undos += [(item.name, _named(item, "state_dict", item.snapshot)) for item, _ in targets]
             for item, saved in targets:
-                _named(item, "load_state_dict", functools.partial(item.restore, saved, self.strict))
+                _named(item, "load_state_dict", functools.partial(_restore, item, saved, self.strict))
 
         failure = _attempt(step)
         try:
@@ -174,14 +210,22 @@ class _Restoration:
             except Exception as second:  # the object's own code again
                 error.add_note(f"{name} could not be put back to what it was before: {second!r}")
 
-    def _final(self, targets: Sequence[tuple[Item, Any]]) -> None:
+    def _final(self, targets: Sequence[Target]) -> None:
         """What was compared, and runs no code of the user's."""
 
         def step() -> None:
             for item, saved in targets:
-                _named(item, "load_state_dict", functools.partial(item.restore, saved, self.strict), whole=False)
+                _named(item, "load_state_dict", functools.partial(_restore, item, saved, self.strict), whole=False)
 
-        settle(self.strategy, f"loading {self.where}", _attempt(step))
+        try:
+            settle(self.strategy, f"loading {self.where}", _attempt(step))
+        except BaseException:
+            mark_partly_loaded(self._items, self.where)
+            raise
+
+
+def _restore(item: Item, saved: Callable[[], Any], strict: bool) -> None:
+    item.restore(saved(), strict)
 
 
 def _after_modules(item: Item) -> bool:

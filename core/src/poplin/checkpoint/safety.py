@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from poplin.checkpoint.format import dotted
+from poplin.checkpoint.parts import is_sharded_tensor
 from poplin.errors import ArgumentValueError, PossibleUserWarning, UnsafeCheckpointError
 
 _PLAIN = frozenset((bool, float, str, type(None)))
@@ -33,9 +34,14 @@ class Plain:
 
     Containers come out new, so that what happens to the user's later does not reach them: dicts of any class as
     dicts, lists as lists, tuples as tuples. NumPy scalars become Python numbers. Tensors stay what they are.
+
+    Args:
+        sharded: whether sharded tensors are written as they are, each rank its part.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sharded: bool = False) -> None:
+        self._sharded = sharded
+        self._parts: list[str] = []
         self._refused: list[str] = []
         self._empty: list[str] = []
         self._simplified: list[str] = []
@@ -67,13 +73,18 @@ class Plain:
 
         Raises:
             UnsafeCheckpointError: something can't be read safely; every such key is named.
-            ArgumentValueError: a tensor is on the meta device.
+            ArgumentValueError: a tensor is a part only, or on the meta device.
         """
         if self._refused:
             raise UnsafeCheckpointError(
                 f"The state holds what a safe load would refuse: {_listed(self._refused)}. Nothing was written. Save "
                 "tensors, numbers, strings and dicts, lists or tuples of these, or an object with state_dict() and "
                 "load_state_dict(); or allow the class everywhere with torch.serialization.add_safe_globals([...])."
+            )
+        if self._parts:
+            raise ArgumentValueError(
+                f"Sharded tensors, of which this rank has a part only: {_listed(self._parts)}. Nothing was written. "
+                "Set up the module that they belong to, save a folder (plugins='sharded'), or save their full_tensor()."
             )
         if self._empty:
             raise ArgumentValueError(
@@ -90,6 +101,10 @@ class Plain:
     def _tensor(self, tensor: Tensor, path: tuple[Any, ...]) -> Tensor:
         if tensor.device.type == "meta":
             self._empty.append(dotted(path))
+        elif is_sharded_tensor(tensor):
+            if not self._sharded:
+                self._parts.append(dotted(path))
+            return tensor.detach()
         elif type(tensor) not in (Tensor, nn.Parameter) or getattr(tensor, "__dict__", None):
             if not safely_readable(tensor):
                 self._refused.append(f"{dotted(path)} ({_described(tensor)})")

@@ -5,6 +5,7 @@ Called by ``Fabric.save``, ``save_async``, ``load`` and ``load_raw``, on every r
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from poplin.checkpoint.asynchronous import SaveHandle
 from poplin.checkpoint.check import Findings
 from poplin.checkpoint.checkpoint_io import CheckpointIO, StoragePath
 from poplin.checkpoint.collect import check_mapping, collect, is_sharded
+from poplin.checkpoint.filling import wants_parts
 from poplin.checkpoint.filtering import Filter
 from poplin.checkpoint.format import RESERVED_KEY
 from poplin.checkpoint.items import Item
@@ -25,6 +27,8 @@ from poplin.checkpoint.objects import item_for, objects_in, run_of
 from poplin.checkpoint.optimizer_item import OptimizerItem
 from poplin.checkpoint.restore import restore
 from poplin.checkpoint.storage import checked_path
+from poplin.checkpoint.stored import StoredState
+from poplin.checkpoint.tree import Path
 from poplin.errors import ArgumentTypeError
 
 if TYPE_CHECKING:
@@ -97,6 +101,7 @@ def save_async(
         lambda copied: strategy.save_checkpoint(
             path, copied, storage_options=storage_options, filter=dict(filter) if filter else None
         ),
+        storage_options,
     )
 
 
@@ -131,24 +136,24 @@ def load(
         CheckpointMismatchError: it does not fit; every name is in the message.
     """
 
-    def prepare() -> str:
+    def prepare() -> tuple[str, dict[Path, Item]]:
         check_mapping(state, "load", MutableMapping)
-        return checked_path(path)
+        return checked_path(path), objects_in(state or {}, strategy, setups, sharded)
 
-    where = on_all_ranks(strategy, "loading", prepare)
-    asynchronous.finish(strategy)
-    saved = _read(where, state, strict, weights_only, strategy, reader)
-    own = saved.pop(RESERVED_KEY, None)
-    if state is None:
-        return saved
-    if not state:
-        return saved
     sharded = reader.sharded if reader is not None else is_sharded(strategy)
-    items = objects_in(state, strategy, setups, sharded)
+    where, items = on_all_ranks(strategy, "loading", prepare)
+    asynchronous.finish(strategy)
+    saved, stored = _read(where, strict, weights_only, strategy, reader, in_parts=wants_parts(items.values()))
+    own = saved.pop(RESERVED_KEY, None)
+    if not state:
+        if stored is not None:
+            whole = functools.partial(stored.complete if state is None else stored.on_demand_in, saved)
+            saved = on_all_ranks(strategy, f"loading {where}", whole)
+        return saved
     precision_state = own.get("precision") if isinstance(own, Mapping) else None
     if not any(isinstance(item, OptimizerItem) for item in items.values()):
         precision_state = None  # it belongs to the training that is resumed, not to weights alone
-    return restore(where, state, saved, items, strategy, strict, precision, precision_state)
+    return restore(where, state, saved, items, strategy, strict, precision, precision_state, stored=stored)
 
 
 def load_raw(
@@ -186,26 +191,38 @@ def load_raw(
 
     where = on_all_ranks(strategy, "loading", prepare)
     asynchronous.finish(strategy)
-    saved = _read(where, None, strict, weights_only, strategy, reader)
-    saved.pop(RESERVED_KEY, None)
     run = run_of(strategy, setups, sharded=False)
     item = item_for((), obj, run)
     if isinstance(item, ModuleItem):
         run.named_modules[""] = item.module
+    saved, stored = _read(where, strict, weights_only, strategy, reader, in_parts=wants_parts([item]))
+    saved.pop(RESERVED_KEY, None)
     hint = ""
     fitting = [key for key, value in saved.items() if isinstance(value, Mapping) and _fits(item, value)]
     if fitting:
         hint = f"{where} is a checkpoint of several things: use load({where!r}, {{{fitting[0]!r}: ...}})"
-    restore(where, obj, saved, {(): item}, strategy, strict, None, None, hint=hint)
+    restore(where, obj, saved, {(): item}, strategy, strict, None, None, hint=hint, stored=stored)
 
 
 def _read(
-    path: str, state: Any, strict: bool, weights_only: bool | None, strategy: Strategy, reader: CheckpointIO | None
-) -> dict[str, Any]:
-    def read() -> dict[str, Any]:
+    path: str,
+    strict: bool,
+    weights_only: bool | None,
+    strategy: Strategy,
+    reader: CheckpointIO | None,
+    in_parts: bool,
+) -> tuple[dict[str, Any], StoredState | None]:
+    """What stands at ``path``; with empty tensors, and where these are read from, if it is read in parts."""
+
+    def read() -> tuple[dict[str, Any], StoredState | None]:
+        chosen = reader if reader is not None else strategy.checkpoint_io
+        if chosen is not None and (chosen.sharded or in_parts):
+            stored = chosen.open_checkpoint(path, weights_only)
+            if stored is not None:
+                return dict(stored.tree), stored
         if reader is None or reader is strategy.checkpoint_io:
-            return strategy.load_checkpoint(path, state=None, strict=strict, weights_only=weights_only)
-        return reader.load_checkpoint(path, map_location="cpu", weights_only=weights_only)
+            return strategy.load_checkpoint(path, state=None, strict=strict, weights_only=weights_only), None
+        return reader.load_checkpoint(path, map_location="cpu", weights_only=weights_only), None
 
     return on_all_ranks(strategy, f"loading {path}", read)
 
