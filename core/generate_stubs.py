@@ -28,7 +28,9 @@ def stubs() -> dict[Path, str]:
         targets = dict(own) | {name: home.target for name, home in known.classes(face).items()}
         for name, target in sorted(targets.items(), key=lambda item: (item[1], item[0])):
             module, _, attribute = target.partition(":")
-            lines.append(f"from {module} import {attribute} as {name}\n")
+            package, _, last = module.rpartition(".")
+            source, what = (module, attribute) if attribute else (package, last)
+            lines.append(f"from {source} import {what} as {name}\n")
         if face == "poplin":
             lines.append("\n__version__: str\n")
         path = SOURCE / Path(*face.split("."))

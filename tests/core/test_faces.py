@@ -35,7 +35,8 @@ PATHS = {
     "poplin.fabric": "Fabric",
     "poplin.utilities": "move_data_to_device rank_zero_only rank_zero_info rank_zero_warn rank_zero_deprecation "
     "AttributeDict suggested_max_num_workers DistributedSamplerWrapper has_iterable_dataset reset_seed "
-    "MisconfigurationException PossibleUserWarning",
+    "MisconfigurationException PossibleUserWarning throughput spike Throughput ThroughputMonitor measure_flops "
+    "is_shared_filesystem",
     "poplin.utilities.throughput": "Throughput ThroughputMonitor measure_flops get_available_flops",
     "poplin.utilities.spike": "SpikeDetection",
     "poplin.utilities.seed": "seed_everything reset_seed",
@@ -44,7 +45,7 @@ PATHS = {
     "poplin.utilities.warnings": "PossibleUserWarning disable_possible_user_warnings",
     "poplin.utilities.apply_func": "move_data_to_device",
     "poplin.utilities.data": "AttributeDict suggested_max_num_workers has_iterable_dataset",
-    "poplin.utilities.distributed": "DistributedSamplerWrapper",
+    "poplin.utilities.distributed": "DistributedSamplerWrapper is_shared_filesystem",
     "poplin.utilities.exceptions": "MisconfigurationException",
 }
 
@@ -59,6 +60,12 @@ def test_the_import_paths_of_the_api_exist(path):
 def test_importing_poplin_imports_no_torch():
     code = "import sys, json, poplin, poplin.strategies, poplin.plugins; print(json.dumps('torch' in sys.modules))"
     assert json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout) is False
+
+
+def test_submodules_of_utilities_are_there_without_being_imported():
+    code = "import poplin.utilities as u; print(u.throughput.Throughput.__name__, u.spike.SpikeDetection.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout.split() == ["Throughput", "SpikeDetection"]
 
 
 @pytest.mark.parametrize("face", known.faces())

@@ -56,6 +56,9 @@ for case, accumulate, clip in (("plain", 1, None), ("clip", 1, 0.05), ("accumula
         fabric.launch()
         model = make()
         model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+        if case == "plain":
+            from poplin.utilities import is_shared_filesystem
+            out["shared"] = [is_shared_filesystem(fabric.strategy, FOLDER), os.listdir(FOLDER)]
         out["wrapped"] = [is_wrapped(model), isinstance(model, nn.Sequential), list(model.state_dict())]
         for step, (inputs, targets) in enumerate(data()):
             sync = (step + 1) % accumulate == 0
@@ -208,6 +211,11 @@ def test_what_needs_processes_says_to_launch(ranks):
 
 def test_the_wrapped_model_is_an_instance_of_its_class_with_its_own_names(ranks):
     assert ranks[0]["wrapped"] == [True, True, ["0.weight", "0.bias", "2.weight", "2.bias"]]
+
+
+def test_both_ranks_see_one_file_system_and_the_look_leaves_nothing(ranks):
+    assert [rank["shared"][0] for rank in ranks] == [True, True]
+    assert ranks[0]["shared"][1] == []
 
 
 def test_each_hook_fires_as_often_as_what_it_is_about(ranks):

@@ -24,7 +24,10 @@ OWN_NAMES: dict[str, Mapping[str, str]] = {}
 
 #: Faces without a file of their own, for import paths that users of Lightning know.
 _OWN_DEEP: dict[str, dict[str, str]] = {
-    "poplin.utilities.distributed": {"DistributedSamplerWrapper": "poplin.utilities.data:DistributedSamplerWrapper"},
+    "poplin.utilities.distributed": {
+        "DistributedSamplerWrapper": "poplin.utilities.data:DistributedSamplerWrapper",
+        "is_shared_filesystem": "poplin.utilities.filesystem:is_shared_filesystem",
+    },
     "poplin.loggers.csv_logs": {"CSVLogger": "poplin.loggers.csv:CSVLogger"},
     "poplin.plugins.environments.lightning": {"LightningEnvironment": "poplin.environments.local:LocalEnvironment"},
     "poplin.plugins.environments.torchelastic": {
@@ -44,7 +47,7 @@ def lazy_face(face: str, own: Mapping[str, str]) -> tuple[Callable[[str], Any], 
 
     Args:
         face: the module's name.
-        own: public name → ``module:attr``.
+        own: public name → ``module:attr``, or ``module`` for a module itself.
 
     Returns:
         The two functions, to be assigned at the end of the module.
@@ -54,7 +57,8 @@ def lazy_face(face: str, own: Mapping[str, str]) -> tuple[Callable[[str], Any], 
     def __getattr__(name: str) -> Any:
         if name in own:
             module, _, attribute = own[name].partition(":")
-            value = getattr(importlib.import_module(module), attribute)
+            value: Any = importlib.import_module(module)
+            value = getattr(value, attribute) if attribute else value
             setattr(sys.modules[face], name, value)  # the next read is a plain one
             return value
         home = None if name.startswith("_") else _known_classes(face).get(name)

@@ -12,5 +12,13 @@ from poplin.utilities.apply_func import move_data_to_device as move_data_to_devi
 from poplin.utilities.data import DistributedSamplerWrapper as DistributedSamplerWrapper
 from poplin.utilities.data import has_iterable_dataset as has_iterable_dataset
 from poplin.utilities.data import suggested_max_num_workers as suggested_max_num_workers
+from poplin.utilities.filesystem import is_shared_filesystem as is_shared_filesystem
+from poplin.utilities import spike as spike
+from poplin.utilities.spike import SpikeDetection as SpikeDetection
+from poplin.utilities import throughput as throughput
+from poplin.utilities.throughput import Throughput as Throughput
+from poplin.utilities.throughput import ThroughputMonitor as ThroughputMonitor
+from poplin.utilities.throughput import get_available_flops as get_available_flops
+from poplin.utilities.throughput import measure_flops as measure_flops
 from poplin.utilities.types import AttributeDict as AttributeDict
 from poplin.utilities.warnings import disable_possible_user_warnings as disable_possible_user_warnings
