@@ -26,16 +26,22 @@ def stubs() -> dict[Path, str]:
         lines = [HEADER]
         own = faces.own_names(face)
         targets = dict(own) | {name: home.target for name, home in known.classes(face).items()}
-        for name, target in sorted(targets.items(), key=lambda item: (item[1], item[0])):
-            module, _, attribute = target.partition(":")
-            package, _, last = module.rpartition(".")
-            source, what = (module, attribute) if attribute else (package, last)
-            lines.append(f"from {source} import {what} as {name}\n")
+        for (module, attribute), name in sorted((_home(target), name) for name, target in targets.items()):
+            lines.append(f"from {module} import {attribute} as {name}\n")
         if face == "poplin":
             lines.append("\n__version__: str\n")
         path = SOURCE / Path(*face.split("."))
         written[path / "__init__.pyi" if path.is_dir() else path.with_suffix(".pyi")] = "".join(lines)
     return written
+
+
+def _home(target: str) -> tuple[str, str]:
+    """Where ``module:attr``, or a module itself, is imported from, and under what name."""
+    module, _, attribute = target.partition(":")
+    if attribute:
+        return module, attribute
+    package, _, last = module.rpartition(".")
+    return package, last
 
 
 def _faces() -> list[str]:

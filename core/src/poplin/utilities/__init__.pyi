@@ -7,15 +7,15 @@ from poplin.rank_zero import rank_zero_info as rank_zero_info
 from poplin.rank_zero import rank_zero_only as rank_zero_only
 from poplin.rank_zero import rank_zero_warn as rank_zero_warn
 from poplin.seed import reset_seed as reset_seed
+from poplin.utilities import spike as spike
+from poplin.utilities import throughput as throughput
 from poplin.utilities.apply_func import apply_to_tensors as apply_to_tensors
 from poplin.utilities.apply_func import move_data_to_device as move_data_to_device
 from poplin.utilities.data import DistributedSamplerWrapper as DistributedSamplerWrapper
 from poplin.utilities.data import has_iterable_dataset as has_iterable_dataset
 from poplin.utilities.data import suggested_max_num_workers as suggested_max_num_workers
 from poplin.utilities.filesystem import is_shared_filesystem as is_shared_filesystem
-from poplin.utilities import spike as spike
 from poplin.utilities.spike import SpikeDetection as SpikeDetection
-from poplin.utilities import throughput as throughput
 from poplin.utilities.throughput import Throughput as Throughput
 from poplin.utilities.throughput import ThroughputMonitor as ThroughputMonitor
 from poplin.utilities.throughput import get_available_flops as get_available_flops
