@@ -124,7 +124,7 @@ def _content(where: Path, manifest: folder.Manifest, safe: bool) -> dict[str, An
 _OWN_KEYS = frozenset(
     "module buffer_names optimizer param_shapes frozen_param_shapes shared_params frozen_param_fragments lr_scheduler "
     "data_sampler random_ltd skipped_steps global_steps global_samples dp_world_size mp_world_size ds_config "
-    "ds_version sparse_tensor_module_names num_experts autoep_layers checkpoint_parallel_dims "
+    "ds_version sparse_tensor_module_names num_experts autoep_layers checkpoint_parallel_dimensions "
     "universal_checkpoint_info".split()
 )
 

@@ -18,6 +18,10 @@ from poplin.errors import NonFiniteGradientsError
 from poplin_deepspeed.errors import EngineLimitError
 
 
+#: Attribute of a module at stage 3: how many backward passes are to come.
+_VISITS = "applied_pre_backward_ref_cnt"
+
+
 class EngineState:
     """What this package knows of one engine.
 
@@ -73,21 +77,20 @@ def has_gradients(state: EngineState) -> bool:
     if state.finished:
         return True
     zero = state.zero
+    if any(p.grad is not None or getattr(p, "grad_accum", None) is not None for p in state.optimized):
+        return True
     if state.stage == 3:
         return bool(zero._epilogue_ran_this_backward or zero.micro_step_id > 0)
     kept = [*getattr(zero, "all_grad_tensors", {}).values(), *zero.averaged_gradients.values()]
-    if any(value is not None for value in kept) or getattr(zero, "_offload_accumulated_param_ids", None):
-        return True
-    return any(
-        parameter.grad is not None or getattr(parameter, "grad_accum", None) is not None
-        for group in zero.bit16_groups
-        for parameter in group
-    )
+    return any(value is not None for value in kept) or bool(getattr(zero, "_offload_accumulated_param_ids", None))
 
 
 def forget_gradients(state: EngineState) -> None:
     """What ``zero_grad`` means: nothing is left of earlier backward passes."""
     zero = state.zero
+    for parameter in state.optimized:
+        if parameter.device.type == "cpu":  # DeepSpeed would ask for a stream there
+            parameter.grad = None
     zero.zero_grad(set_to_none=True)
     zero.clear_backward_seen_flag()
     if state.stage == 3:
@@ -192,6 +195,37 @@ def abandon(state: EngineState) -> None:
         reduced = zero.params_already_reduced
         for key in reduced if isinstance(reduced, dict) else range(len(reduced)):
             reduced[key] = False
-    if state.stage < 3:
+    if state.stage == 3:
+        _release_parameters(state)
+    else:
         zero.ready_for_gradients = False
     forget_gradients(state)
+
+
+def is_in_backward(state: EngineState) -> bool:
+    """Whether a backward pass has entered this engine and has not left it."""
+    return bool(state.zero._backward_active_depth > 0)
+
+
+def _release_parameters(state: EngineState) -> None:
+    """Partition the parameters that an interrupted pass had gathered, and forget what it was still to visit."""
+    zero = state.zero
+    zero.parameter_offload.release_backward_leftovers()
+    zero._partition_all_parameters()
+    for module in state.engine.module.modules():
+        for name in (_VISITS, "ds_grads_remaining"):
+            if name in module.__dict__:
+                setattr(module, name, 0)
+
+
+def backward(state: EngineState, loss: Tensor, retain_graph: bool) -> None:
+    """Run the engine's backward pass.
+
+    At stage 3 each part of the module counts how often a backward pass has yet to come by, to gather its parameters.
+    If the graph is kept, another pass may come by all of them again.
+    """
+    modules = state.engine.module.modules() if retain_graph and state.stage == 3 else ()
+    visits = [(module, module.__dict__[_VISITS]) for module in modules if _VISITS in module.__dict__]
+    state.engine.backward(loss, retain_graph=retain_graph)
+    for module, count in visits:
+        setattr(module, _VISITS, count)

@@ -106,12 +106,14 @@ class Communication:
     """
 
     _group: Any = None  # a weak reference to the process group that DeepSpeed's caches are of
+    _open = 0  # Fabrics of this process that use DeepSpeed
 
     def __init__(self, module: Any, level: int) -> None:
         self.module = module
         self._logger = logging.getLogger("DeepSpeed")
         self._level_before = self._logger.level
         self._logger.setLevel(level)
+        type(self)._open += 1
 
     def connect(self, backend: str | None) -> None:
         """Let DeepSpeed use the process group that is up, without building what it can do without."""
@@ -131,8 +133,21 @@ class Communication:
                 available[_SHARED_MEMORY_OP] = before
 
     def close(self) -> None:
-        """Put the logger's level back."""
+        """Put back the logger's level, and with the last one what DeepSpeed has put into torch."""
+        cls = type(self)
         self._logger.setLevel(self._level_before)
+        cls._open -= 1
+        if cls._open == 0:
+            _put_back_linear()
+
+
+def _put_back_linear() -> None:
+    """At stage 3 DeepSpeed replaces ``torch.nn.functional.linear``, and leaves it so."""
+    partition = importlib.import_module("deepspeed.runtime.zero.partition_parameters")
+    original = getattr(partition.InsertPostInitMethodToModuleSubClasses, "linear_bk", None)
+    functional = torch.nn.functional
+    if original is not None and functional.linear is partition.zero3_linear_wrap:
+        functional.linear = original
 
 
 def _forget_groups(module: Any) -> None:

@@ -96,9 +96,10 @@ def read(folder: Path, weights_only: bool = True) -> Files:
         CheckpointError: of a kind that can't be read.
     """
     optimizer_files = _sorted(folder, "*_optim_states.pt")
-    model_files = _sorted(folder, "*_model_states.pt")
-    if not optimizer_files or not model_files:
+    if not optimizer_files:
         raise DamagedCheckpointError(f"{folder} holds no whole ZeRO checkpoint. {_INCOMPLETE}")
+    if any("mp_rank_00" not in path.name for path in (*optimizer_files, *folder.glob("*_model_states.pt"))):
+        raise CheckpointError(f"{folder} was written with model parallelism, and is read by DeepSpeed only.")
     optimizers = [load_file(path, weights_only) for path in optimizer_files]
     for path, content in zip(optimizer_files, optimizers, strict=True):
         if not isinstance(content, Mapping) or "zero_stage" not in content.get(_OPTIMIZER, {}):
@@ -106,16 +107,13 @@ def read(folder: Path, weights_only: bool = True) -> Files:
     inner = optimizers[0][_OPTIMIZER]
     stage, counts = int(inner["zero_stage"]), inner["partition_count"]
     world_size = int(max(counts)) if isinstance(counts, (list, tuple)) else int(counts)
-    if world_size != len(optimizers):
+    model_files = _sorted(folder, f"{'zero_pp_rank_*_' if stage == 3 else ''}mp_rank_00_model_states.pt")
+    if len(optimizers) != world_size or len(model_files) != (world_size if stage == 3 else 1):
         raise DamagedCheckpointError(
-            f"{folder} was written by {world_size} processes and holds the files of {len(optimizers)}. {_INCOMPLETE}"
+            f"{folder} was written by {world_size} processes, and holds {len(optimizers)} files of optimizers and "
+            f"{len(model_files)} of models. {_INCOMPLETE}"
         )
-    if len(_ranks(model_files)) not in (1, world_size) or any("mp_rank_00" not in path.name for path in model_files):
-        raise CheckpointError(f"{folder} was written with model parallelism, and is read by DeepSpeed only.")
-    models = [load_file(path, weights_only) for path in (model_files if stage == 3 else model_files[:1])]
-    if stage == 3 and len(models) != world_size:
-        raise DamagedCheckpointError(f"{folder} lacks model files of some of {world_size} processes. {_INCOMPLETE}")
-    return Files(models, optimizers, stage)
+    return Files([load_file(path, weights_only) for path in model_files], optimizers, stage)
 
 
 # --- weights
@@ -292,10 +290,6 @@ def _sorted(folder: Path, pattern: str) -> list[Path]:
         return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
 
     return sorted(folder.glob(pattern), key=numbers)
-
-
-def _ranks(paths: list[Path]) -> set[str]:
-    return {path.name for path in paths}
 
 
 def _first_line(error: BaseException) -> str:

@@ -152,11 +152,14 @@ def configure_checkpointing(deepspeed: Any, config: Mapping[str, Any]) -> None:
 
 
 def release(engine: Any) -> None:
-    """Take the engine's hooks off the user's module."""
+    """Take the engine's hooks off the user's module, and let go of it where DeepSpeed would hold it for ever."""
     try:
         engine.destroy()
     except Exception as error:  # it is at its end anyway
         logging.getLogger(__name__).debug("destroying an engine: %s", error)
+    stack = importlib.import_module("deepspeed.runtime.zero.parameter_offload").FWD_MODULE_STACK
+    own = set(engine.module.modules())
+    stack[:] = [module for module in stack if module not in own]
 
 
 def _exact(deepspeed: Any, groups: list[list[nn.Parameter]]) -> dict[nn.Parameter, Tensor]:

@@ -351,12 +351,10 @@ class DeepSpeedStrategy(ParallelStrategy):
         """At stage 3 parameters are partitioned as soon as they are made."""
         context: Any = super().module_init_context(empty_init)
         if self.stage == 3:
-            precision = self.precision
-            context.enter_context(
+            context.enter_context(  # the dtype is in the config: given as an argument, it would be passed over
                 self._library().zero.Init(
                     config_dict_or_path=self._complete_config(),
                     remote_device=self.remote_device or get(self.config, (ZERO, "offload_param", "device")),
-                    dtype=precision.dtype if isinstance(precision, DeepSpeedPrecision) else torch.float32,
                 )
             )
         return context  # type: ignore[no-any-return]
@@ -396,9 +394,11 @@ class DeepSpeedStrategy(ParallelStrategy):
             )
         gradients.begin_backward(handle.state)
         try:
-            self.run_engine("backward", handle.state.engine.backward, tensor, **kwargs)
+            self.run_engine(
+                "backward", gradients.backward, handle.state, tensor, bool(kwargs.get("retain_graph", False))
+            )
         except BaseException:
-            self._abandon()
+            self._abandon(handle)
             raise
 
     def optimizer_step(self, optimizer: Optimizer, model: nn.Module | None = None, **kwargs: Any) -> Any:
@@ -425,7 +425,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         try:
             self.run_engine("optimizer step", gradients.step, handle.state)
         except BaseException:
-            self._abandon()
+            self._abandon(handle)
             raise
         return loss
 
@@ -493,9 +493,10 @@ class DeepSpeedStrategy(ParallelStrategy):
                 )
         return None
 
-    def _abandon(self) -> None:
+    def _abandon(self, failed: setup.Handle) -> None:
+        """Let the engine that failed, and those that its backward pass was in, start afresh."""
         for handle in self._handles():
-            if handle.state.trains:
+            if handle is failed or (handle.state.trains and gradients.is_in_backward(handle.state)):
                 gradients.abandon(handle.state)
 
     # --- state
