@@ -567,7 +567,15 @@ class Fabric:
     ) -> None:
         """Restore one module or optimizer from a file that holds nothing but its state dict."""
         lifecycle.require_processes(self, "load_raw")
-        checkpoint_state.load_raw(path, obj, strict, weights_only, strategy=self.strategy, setups=self._setups)
+        checkpoint_state.load_raw(
+            path,
+            obj,
+            strict,
+            weights_only,
+            strategy=self.strategy,
+            setups=self._setups,
+            reader=reader_for(path, self._selection.checkpoint_io, self._selection.trace),
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Random-number states of this rank, and the positions of its dataloaders.

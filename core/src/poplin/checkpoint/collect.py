@@ -49,7 +49,7 @@ def collect(
         if filter and not getattr(strategy.checkpoint_io, "takes_filter", True):
             raise ArgumentTypeError(
                 f"{type(strategy.checkpoint_io).__name__} writes objects whole, and can't leave out what a filter "
-                "does. Save through another checkpoint IO (plugins='torch'), or without the filter. Nothing was written."
+                "does. Save through another checkpoint IO (plugins='torch'), or without it. Nothing was written."
             )
         return where, items
 

@@ -12,6 +12,7 @@ from typing import IO, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from poplin.checkpoint.parts import bytes_of
 from poplin.errors import CheckpointError
 
 _END = struct.Struct("<4s4H2LH")
@@ -38,13 +39,13 @@ def write_item(file: IO[bytes], position: int, tensor: Tensor) -> Written:
         position: how many it has already.
         tensor: on the CPU, in C order, alone in its storage.
     """
-    stream = _Remembering(file)
+    stream: Any = _Remembering(file)
     torch.save(tensor, stream)
     if not tensor.numel():
         return Written(position, stream.position, position, 0)
     start, crc = _values_record(stream)
     if not torch.serialization.get_crc32_options():  # torch left it out
-        crc = zlib.crc32(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+        crc = zlib.crc32(bytes_of(tensor))
     return Written(position, stream.position, position + start, crc)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from poplin.checkpoint.folder import Folder
 from poplin.checkpoint.folder_manifest import Chunk, StoredTensor
+from poplin.checkpoint.parts import bytes_of
 from poplin.checkpoint.stored import Request
 from poplin.errors import CheckpointError, DamagedCheckpointError
 
@@ -93,11 +94,11 @@ def _read_chunk(
     direct = _covered_whole(chunk, dtype, copies)
     crc = 0
     if direct is not None:
-        for piece in _pieces(_bytes_of(direct)):
+        for piece in _pieces(bytes_of(direct)):
             crc = zlib.crc32(_fill(file, piece, name, where), crc)
     else:
         for start, block in _blocks(chunk.sizes, dtype):
-            crc = zlib.crc32(_fill(file, memoryview(_bytes_of(block)), name, where), crc)
+            crc = zlib.crc32(_fill(file, bytes_of(block), name, where), crc)
             _copy_block(block, start, copies)
     if chunk.crc is not None and crc != chunk.crc:
         raise DamagedCheckpointError(
@@ -137,10 +138,6 @@ def _copy_block(block: Tensor, start: int, copies: Sequence[_Copy]) -> None:
             target[first - source[0].start : last - source[0].start].copy_(rows)
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
-
-
 def _pieces(view: memoryview) -> Iterable[memoryview]:
     for start in range(0, len(view), BLOCK):
         yield view[start : start + BLOCK]
@@ -162,7 +159,8 @@ def _read_archive(
     """A part that DCP wrote: an archive of ``torch.save``, read without executing anything."""
     try:
         file.seek(chunk.offset)
-        values = torch.load(_Section(file, chunk.offset, chunk.length), map_location="cpu", weights_only=True)
+        section: Any = _Section(file, chunk.offset, chunk.length)
+        values = torch.load(section, map_location="cpu", weights_only=True)
     except (OSError, MemoryError):
         raise
     except Exception as error:  # a corrupted pickle raises whatever its bytes happen to mean

@@ -107,6 +107,12 @@ def on_cpu(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a CPU tensor in C order, to read or to write."""
+    memory: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(memory)
+
+
 def _contiguous(shape: Any) -> tuple[int, ...]:
     strides: list[int] = []
     step = 1

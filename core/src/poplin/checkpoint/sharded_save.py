@@ -152,8 +152,11 @@ class FolderSave(PreparedSave):
         offers = []
         for name, tensor in skeleton.tensors.items():
             part = part_of(tensor)
-            if part is None or (math.prod(part.shape) and not math.prod(part.sizes)):
-                continue  # nothing of it is on this rank
+            if part is None:
+                continue
+            values_here = math.prod(part.sizes)
+            if not values_here and math.prod(part.shape):
+                continue  # none of its values is on this rank
             self._parts[name] = part
             path = skeleton.paths[name]
             offers.append(Offer(name, path, part.shape, part.local.dtype, part.offsets, part.sizes, part.replicable))

@@ -1,4 +1,4 @@
-"""The built-in checkpoint IO: one file, in the format of :mod:`poplin.checkpoint.format`."""
+"""The checkpoint IO ``torch``: one file, in the format of :mod:`poplin.checkpoint.format`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from typing import IO, Any
 import torch
 
 from poplin.checkpoint.checkpoint_io import CheckpointIO, StoragePath
+from poplin.checkpoint.file_state import FileState
 from poplin.checkpoint.format import CORRUPT, read_manifest, verify, write_archive
+from poplin.checkpoint.safetensors_file import HEAD, SafetensorsState, is_safetensors
 from poplin.checkpoint.storage import Location, locate
+from poplin.checkpoint.stored import StoredState
 from poplin.errors import (
     ArgumentTypeError,
     CheckpointError,
@@ -33,7 +36,8 @@ _PICKLE_MAGIC = b"\x80"
 class TorchCheckpointIO(CheckpointIO):
     """Writes and reads one file, locally or through fsspec.
 
-    It also reads what ``torch.save`` wrote without Poplin: plain dictionaries, and the files of Lightning Fabric.
+    It also reads what ``torch.save`` wrote without Poplin, plain dictionaries and the files of Lightning Fabric, and
+    weights in the safetensors format.
     """
 
     def save_checkpoint(
@@ -99,7 +103,35 @@ class TorchCheckpointIO(CheckpointIO):
         try:
             opened = location.read()
             with opened as file:
+                if is_safetensors(file.read(HEAD)):
+                    state = SafetensorsState(location)
+                    whole: dict[str, Any] = state.complete(state.tree)
+                    return whole
                 return _read(file, location.text, map_location, weights_only is None or bool(weights_only))
+        except OSError as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(f"{location.text} could not be read: {_describe(error)}.") from error
+
+    def open_checkpoint(self, path: StoragePath, weights_only: bool | None = None) -> StoredState | None:
+        """Map the file into memory, after every byte of it was compared with its manifest.
+
+        Returns:
+            None for what can only be read whole: a file of the old format of torch, or none at all.
+        """
+        location = locate(path)
+        if not location.is_file():
+            return None
+        try:
+            with location.read() as file:
+                if is_safetensors(file.read(HEAD)):
+                    return SafetensorsState(location)
+                file.seek(0)
+                if file.read(4) != _ZIP_MAGIC:
+                    return None
+                # a mapping outlives the name of the file: a copy from a store may go when the block ends
+                mapped = _read(file, location.text, "cpu", weights_only is None or bool(weights_only), mapped=True)
+                return FileState(location.text, mapped)
         except OSError as error:
             if isinstance(error, CheckpointError):
                 raise
@@ -123,24 +155,25 @@ class TorchCheckpointIO(CheckpointIO):
 
     @classmethod
     def recognises(cls, path: StoragePath) -> bool:
-        """Whether a file stands at ``path`` that begins as those of ``torch.save`` do, old ones included."""
+        """Whether what stands at ``path`` begins as the files of ``torch.save``, old ones too, or of safetensors."""
         try:
             location = locate(path)
             if not location.is_file():
                 return False
-            head = location.head(len(_ZIP_MAGIC))
+            head = location.head(HEAD)
         except Exception:  # asked about anything; the reader that is chosen reports what is wrong
             return False
-        return bool(head == _ZIP_MAGIC or head[:1] == _PICKLE_MAGIC)
+        return head.startswith((_ZIP_MAGIC, _PICKLE_MAGIC)) or is_safetensors(head)
 
 
-def _read(file: IO[bytes], where: str, map_location: Any, weights_only: bool) -> dict[str, Any]:
+def _read(file: IO[bytes], where: str, map_location: Any, weights_only: bool, mapped: bool = False) -> dict[str, Any]:
     _check_before(file, where)
     file.seek(0)
     with _errors_named(file, where, weights_only), warnings.catch_warnings():
         if not weights_only:
             warnings.simplefilter("ignore", FutureWarning)
-        data = torch.load(file, map_location=map_location, weights_only=weights_only)
+        source: Any = file.name if mapped else file
+        data = torch.load(source, map_location=map_location, weights_only=weights_only, mmap=mapped or None)
     if not isinstance(data, dict):
         raise DamagedCheckpointError(f"{where} is no checkpoint: it holds a {type(data).__name__}, not a dictionary.")
     return data

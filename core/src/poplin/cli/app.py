@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 
+from poplin.cli.authoring import add_author_actions, add_migrate_command
 from poplin.cli.options import (
     Parser,
     RunOptions,
@@ -107,6 +108,7 @@ def _build() -> tuple[Parser, Parser]:
     run.set_defaults(serve=_run)
 
     _build_plugins(commands)
+    add_migrate_command(commands)
 
     explain = commands.add_parser("explain", help="show what would be chosen for these options, and why")
     add_selection_options(explain)
@@ -122,20 +124,35 @@ def _build() -> tuple[Parser, Parser]:
     add_estimate_options(estimate)
     estimate.set_defaults(serve=_estimate)
 
+    consolidate = commands.add_parser(
+        "consolidate",
+        help="make one file of a sharded checkpoint",
+        description="Make one file of a folder that Poplin, Lightning or torch.distributed.checkpoint wrote. Nothing "
+        "in the folder is executed.",
+    )
+    consolidate.add_argument("folder", help="the folder: a path or an fsspec URL")
+    consolidate.add_option(
+        "--output-file", metavar="FILE", help="the file; .safetensors gets that format (default: FOLDER.consolidated)"
+    )
+    consolidate.add_option("--key", help="only what stands under this key of the state, 'model' say")
+    consolidate.add_option("--unsafe", action="store_true", default=False, help="execute what is in the folder")
+    consolidate.add_option("--quiet", action="store_true", default=False, help="show no progress")
+    consolidate.set_defaults(serve=_consolidate)
+
     doctor = commands.add_parser("doctor", help="look for what is wrong: torch, devices, plugins, metadata, ports")
     doctor.set_defaults(serve=_doctor)
 
     env = commands.add_parser("env", help="print versions and settings, for a bug report")
     env.set_defaults(serve=_env)
 
-    for command in (run, explain, estimate, doctor, env):
+    for command in (run, explain, estimate, consolidate, doctor, env):
         add_plugin_option(command)
     return parser, run
 
 
 def _build_plugins(commands: argparse._SubParsersAction[Parser]) -> None:
     plugins = commands.add_parser("plugins", help="list what the installed plugins offer")
-    actions = plugins.add_subparsers(dest="action", metavar="[list | info NAME]")
+    actions = plugins.add_subparsers(dest="action", metavar="[list | info NAME | check NAME | new KIND NAME]")
     listing = actions.add_parser("list", help="list all (the default)")
     info = actions.add_parser("info", help="show all that is known about one name, or one distribution")
     info.add_argument("name", help="a name as you would give it to Fabric; kind/name and dist:name work too")
@@ -152,6 +169,7 @@ def _build_plugins(commands: argparse._SubParsersAction[Parser]) -> None:
     add_plugin_option(listing, "plugin_options_inner")
     add_plugin_option(info, "plugin_options_inner")
     plugins.set_defaults(serve=_plugins)
+    add_author_actions(actions)
 
 
 def _apply_plugin_options(options: argparse.Namespace) -> None:
@@ -215,6 +233,12 @@ def _run(options: argparse.Namespace) -> int:
     from poplin.cli.run import run_script
 
     return run_script(run_options(options))
+
+
+def _consolidate(options: argparse.Namespace) -> int:
+    from poplin.cli.consolidate import consolidate
+
+    return consolidate(options)
 
 
 def _plugins(options: argparse.Namespace) -> int:
