@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from poplin.errors import NonFiniteGradientsError
 from poplin_deepspeed.errors import EngineLimitError
 
-
 #: Attribute of a module at stage 3: how many backward passes are to come.
 _VISITS = "applied_pre_backward_ref_cnt"
 
@@ -126,7 +125,8 @@ def total_norm(state: EngineState) -> Tensor:
         invalid = float(norm) < 0
     if invalid:  # DeepSpeed's mark for what isn't finite
         return torch.full_like(norm, math.inf)
-    return norm / zero.loss_scale
+    unscaled: Tensor = norm / zero.loss_scale
+    return unscaled
 
 
 def clip(state: EngineState, max_norm: float, error_if_nonfinite: bool) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -62,7 +63,8 @@ def load(device_type: str) -> Any:
     wanted = {"DS_ACCELERATOR": os.environ.get("DS_ACCELERATOR") or device_type}
     before = dict(os.environ)
     try:
-        with variables(wanted):
+        with variables(wanted), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # DeepSpeed's own business with torch
             module = importlib.import_module(_PACKAGE)
             accelerator = module.accelerator.get_accelerator()
     except (Exception, SystemExit) as error:

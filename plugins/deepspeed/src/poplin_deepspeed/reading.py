@@ -9,7 +9,7 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ class _Number(int):
     """Stands for DeepSpeed's number of a stage."""
 
 
-_STAND_INS: list[tuple[Any, str]] = [
+_STAND_INS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     (_Number, "deepspeed.runtime.zero.config.ZeroStageEnum"),
     (_Inert, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
     (_Inert, "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),

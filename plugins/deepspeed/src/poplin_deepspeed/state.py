@@ -50,7 +50,7 @@ def module_state(state: EngineState, names: Names, plain: Mapping[str, Any], kee
         plain: the module's own state dict under the user's names, whose parameters may be partitioned.
         keep: which entries this rank keeps; the others are left out.
     """
-    result: dict[str, Any] = type(plain)()
+    result: Any = type(plain)()
     done: dict[nn.Parameter, Tensor] = {}
     for index, (name, value) in enumerate(plain.items()):
         parameter = names.parameters.get(name)
@@ -64,8 +64,8 @@ def module_state(state: EngineState, names: Names, plain: Mapping[str, Any], kee
             done[parameter] = value[:0] if value.dim() else value
     metadata = getattr(plain, "_metadata", None)
     if metadata is not None:
-        result._metadata = metadata  # type: ignore[attr-defined]
-    return result
+        result._metadata = metadata
+    return dict(result) if not isinstance(result, dict) else result
 
 
 def load_weights(state: EngineState, names: Names, values: Mapping[str, Any]) -> None:
@@ -118,7 +118,7 @@ def optimizer_state(state: EngineState, names: ParameterNames, keep: Keep) -> di
     """
     link_states(state)
     raw = state.zero.optimizer
-    some = next((values for values in raw.state.values() if values), {})
+    some: Mapping[str, Any] = next((values for values in raw.state.values() if values), {})
     shaped = [key for key, value in some.items() if isinstance(value, Tensor) and value.dim()]
     scalars = {parameter: _scalars(state, index) for index, group in enumerate(state.groups) for parameter in group}
     result: dict[str, Any] = {}

@@ -275,7 +275,8 @@ class DeepSpeedStrategy(ParallelStrategy):
         """A module without an optimizer, to be run: an engine at stage 3, which shards it; else as it is."""
         if self.stage < 3 and not any(hasattr(parameter, "ds_id") for parameter in module.parameters()):
             return module
-        return self._engine(module, None)
+        engine: nn.Module = self._engine(module, None)
+        return engine
 
     def setup_module_and_optimizers(
         self, module: nn.Module, optimizers: Sequence[Optimizer], scheduler: Any | None = None
@@ -339,7 +340,11 @@ class DeepSpeedStrategy(ParallelStrategy):
         return [handle for engine in self._live_engines() if (handle := setup.handle_of(engine)) is not None]
 
     def original_module(self, wrapped: nn.Module) -> nn.Module:
-        return wrapped.module.module if setup.handle_of(wrapped) is not None else wrapped  # type: ignore[union-attr, return-value]
+        if setup.handle_of(wrapped) is None:
+            return wrapped
+        engine: Any = wrapped
+        original: nn.Module = engine.module.module
+        return original
 
     def forward_method(self, wrapped: nn.Module, name: str) -> Callable[..., Any]:
         if setup.handle_of(wrapped) is None:
