@@ -1,0 +1,70 @@
+"""``poplin plugins check``: run the compliance suites, and report in plain lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from poplin.errors import UnknownNameError
+from poplin.testing import Outcome
+from poplin.testing import check as run_checks
+
+#: How an outcome begins.
+_MARKS = {"passed": "passed     ", "failed": "FAILED     ", "not claimed": "not claimed"}
+
+
+def check(reference: str, *, suite: str | None, settings: Mapping[str, Any], as_json: bool) -> int:
+    """Run the suites on an installed plugin, and print what came of each check.
+
+    Args:
+        reference: ``[kind/][dist:]name``, or the name of a distribution.
+        suite: ``module:Class`` of the author's own suite.
+        settings: attributes of the suite.
+        as_json: print a list of objects when all is done, instead of lines as it goes.
+
+    Returns:
+        1 if a check failed, or if nothing was checked; else 0.
+
+    Raises:
+        LookupFailedError: nothing installed has this name.
+        ArgumentValueError: there is no such suite, or it has no such setting.
+    """
+    start = time.monotonic()
+    outcomes: list[Outcome] = []
+    for outcome in _outcomes(reference, suite, settings):
+        if not as_json:
+            _print(outcome, outcomes[-1].subject if outcomes else "")
+        outcomes.append(outcome)
+    counts: Counter[str] = Counter(outcome.status for outcome in outcomes)
+    if as_json:
+        print(json.dumps([outcome._asdict() for outcome in outcomes], indent=2))
+    else:
+        told = ", ".join(f"{counts[status]} {status}" for status in _MARKS if counts[status]) or "nothing to check"
+        print(f"\n{reference}: {told} ({time.monotonic() - start:.0f} s)")
+    return 1 if counts["failed"] or not outcomes else 0
+
+
+def _outcomes(reference: str, suite: str | None, settings: Mapping[str, Any]) -> Iterator[Outcome]:
+    try:
+        yield from run_checks(reference, suite=suite, **settings)
+    except UnknownNameError:
+        from poplin.cli.plugins import raise_unknown  # it knows what may have been meant
+
+        raise_unknown(reference)
+
+
+def _print(outcome: Outcome, previous: str) -> None:
+    if outcome.subject != previous:
+        print(f"{chr(10) if previous else ''}{outcome.subject} ({outcome.suite})")
+    line = f"  {_MARKS[outcome.status]}  {outcome.check}"
+    if outcome.status == "not claimed":
+        line += f" ({outcome.message})"
+    print(line)
+    if outcome.status == "failed":
+        print(textwrap.indent(outcome.message, "      "))
+    sys.stdout.flush()

@@ -1,0 +1,1 @@
+"""``poplin migrate``: scripts and packages for Lightning Fabric become ones for Poplin."""

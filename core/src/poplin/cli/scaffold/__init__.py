@@ -1,0 +1,1 @@
+"""``poplin plugins new``: complete packages for authors of plugins, from the templates beside."""
