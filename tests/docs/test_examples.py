@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
@@ -124,3 +125,26 @@ def test_every_hook_of_the_trainer_fires_once_and_in_order(how, tmp_path):
         "on_save 0 path state",
         "on_close 0",
     ]
+
+
+@pytest.mark.slow
+def test_a_pipeline_of_two_stages_trains_and_resumes_as_one_process_does(tmp_path):
+    def pipeline(*words):
+        done = subprocess.run(
+            [sys.executable, EXAMPLES / "pipeline.py", *words], cwd=tmp_path, capture_output=True, text=True, timeout=150
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.splitlines()
+
+    whole = pipeline(*"--devices 1 --checkpoint-path whole.ckpt".split())
+    assert float(whole[-1].split()[1].rstrip("%")) > 95
+    assert pipeline(*"--devices 2 --epochs 2 --checkpoint-path parts.ckpt".split())[:2] == whole[:2]
+    (tmp_path / "parts.ckpt").rename(tmp_path / "first.ckpt")
+    for stages in ("1", "2"):  # a checkpoint of two stages goes on in one process, and in two
+        (tmp_path / "parts.ckpt").write_bytes((tmp_path / "first.ckpt").read_bytes())
+        lines = pipeline(*f"--devices {stages} --checkpoint-path parts.ckpt".split())
+        assert lines[0] == "resumed after epoch 2"
+        assert lines[-1].endswith(f"with {stages} stage(s)")
+    parts, one = (torch.load(tmp_path / name)["model"] for name in ("parts.ckpt", "first.ckpt"))
+    assert list(parts) == list(torch.load(tmp_path / "whole.ckpt")["model"]) == list(one)
+    assert all(not torch.equal(parts[name], one[name]) for name in parts)  # every stage has learned on

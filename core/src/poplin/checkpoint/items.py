@@ -50,6 +50,16 @@ class Run:
         known = (known for known in self.optimizers if optimizer in (link_of(known).original, link_of(known).optimizer))
         return next(known, None)
 
+    def names_elsewhere(self) -> set[str]:
+        """Names of parameters that other ranks hold, as an optimizer over one module, or over several, has them."""
+        prefix_of = {id(module): prefix for prefix, module in self.naming_modules().items()}
+        names: set[str] = set()
+        for wrapped in self.modules:
+            link = link_of(wrapped)
+            for name in self.strategy.names_elsewhere(link.forward_module) if link.strategy is not None else ():
+                names |= {name, f"{prefix_of[id(link.original)]}.{name}"}
+        return names
+
     def naming_modules(self) -> dict[str, nn.Module]:
         """Modules that may hold an optimizer's parameters: first those in the state, then all that are set up."""
         named = dict(self.named_modules)

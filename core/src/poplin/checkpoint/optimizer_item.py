@@ -10,7 +10,13 @@ from torch.optim import Optimizer
 
 from poplin.checkpoint.check import Findings
 from poplin.checkpoint.items import Item, Run, Undo, raw_optimizer
-from poplin.checkpoint.optimizer_names import by_name, compare_optimizer, optimizer_names, with_added_groups
+from poplin.checkpoint.optimizer_names import (
+    by_name,
+    compare_optimizer,
+    optimizer_names,
+    with_added_groups,
+    without_names,
+)
 from poplin.checkpoint.parts import is_sharded_tensor
 from poplin.checkpoint.tree import Path
 from poplin.strategies.optimizer_state import load_optimizer_state_by_name, optimizer_state_by_name
@@ -57,6 +63,7 @@ class OptimizerItem(Item):
         return by_name(saved, self.seen, self.names)
 
     def compare(self, saved: Any, strict: bool, findings: Findings) -> None:
+        saved = without_names(saved, self.run.names_elsewhere())
         compare_optimizer(self.name, self.seen, self.names, saved, findings, self.engine is None)
 
     def layouts(self, saved: Any) -> Mapping[int, Any]:
@@ -76,6 +83,7 @@ class OptimizerItem(Item):
         return found
 
     def restore(self, saved: Any, strict: bool) -> None:
+        saved = without_names(saved, self.run.names_elsewhere())
         saved = with_added_groups(saved, self.seen, self.names)
         if self.wrapped is None:
             load_optimizer_state_by_name(self.optimizer, saved, self.names)

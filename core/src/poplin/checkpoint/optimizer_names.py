@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -115,6 +115,20 @@ def with_added_groups(saved: Mapping[str, Any], optimizer: Optimizer, names: Par
             if names[parameter] not in known and parameter in optimizer.state:
                 state[names[parameter]] = dict(optimizer.state[parameter])
     return {**saved, "state": state, "param_groups": groups + [group for group in added if group["params"]]}
+
+
+def without_names(saved: Any, names: Collection[str]) -> Any:
+    """``saved`` without the parameters called ``names``: other ranks restore these."""
+    if not names or not _is_optimizer_state(saved):
+        return saved
+    return {
+        **saved,
+        "state": {name: values for name, values in saved["state"].items() if name not in names},
+        "param_groups": [
+            {**group, "params": [name for name in group["params"] if name not in names]}
+            for group in saved["param_groups"]
+        ],
+    }
 
 
 def _is_optimizer_state(saved: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -428,6 +428,13 @@ class Strategy(Extension, ABC):
         """Restore a set-up module from full or sharded values under the user's names. Called by ``Fabric.load``."""
         original = self.original_module(module)
         original.load_state_dict(with_module_names(original, state), strict=strict)
+
+    def names_elsewhere(self, module: nn.Module) -> Collection[str]:
+        """The user's names of what other ranks hold of a set-up module, and this one doesn't: pipeline stages.
+
+        Called by ``Fabric.load``: a checkpoint that has them fits this rank too. The default is none.
+        """
+        return ()
 
     def parameter_shapes(self, module: nn.Module) -> Mapping[str, tuple[int, ...]]:
         """Full shapes under the user's names, where the module's own tensors don't show them. Called by ``Fabric.load``.
