@@ -79,9 +79,10 @@ def like(value, live):
 
 
 def make(seed=0, tied=True):
-    """A model of odd sizes, on which no number of ranks divides evenly, and its optimizer."""
+    """A model of odd sizes, which no number of ranks divides evenly and some exceed, and its optimizer."""
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3), nn.Linear(5, 7, bias=False))
+    layers = [nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3), nn.Linear(5, 7, bias=False), nn.Linear(3, 1)]
+    model = nn.Sequential(*layers)
     if tied:
         model[3].weight = model[0].weight
     return model, torch.optim.AdamW(model.parameters(), lr=0.01 * (seed + 1))

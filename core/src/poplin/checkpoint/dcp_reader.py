@@ -7,7 +7,6 @@ through ours: ``dcp.load(state, storage_reader=SafeStorageReader(path))``.
 from __future__ import annotations
 
 import io
-import pickle
 from typing import Any
 
 import torch
@@ -21,9 +20,9 @@ from poplin.checkpoint.checkpoint_io import StoragePath
 from poplin.checkpoint.dcp_metadata import read_dcp_metadata, stored_tensors
 from poplin.checkpoint.folder import Folder, folder_at
 from poplin.checkpoint.folder_manifest import FOLDER_MANIFEST, WHOLE, StoredTensor, read_folder_manifest
-from poplin.checkpoint.folder_reader import errors_named, read_boxes
+from poplin.checkpoint.folder_reader import errors_named, load_errors_named, read_boxes
 from poplin.checkpoint.stored import Request
-from poplin.errors import CheckpointNotFoundError, DamagedCheckpointError, UnsafeCheckpointError
+from poplin.errors import CheckpointNotFoundError, DamagedCheckpointError
 
 
 class SafeStorageReader(StorageReader):
@@ -96,13 +95,8 @@ class SafeStorageReader(StorageReader):
         with errors_named(self._folder, info.relative_path), self._folder.open(info.relative_path) as file:
             file.seek(info.offset)
             data = io.BytesIO(file.read(info.length))
-        try:
+        with load_errors_named(f"{self._folder.text}: {item.storage_index.fqn}"):
             torch.load(data, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:
-            raise UnsafeCheckpointError(
-                f"{self._folder.text}: {item.storage_index.fqn} holds what a safe load refuses, because reading it "
-                f"could execute code: {str(error)[:200]}"
-            ) from error
         data.seek(0)
         return data
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import pickle
+import warnings
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 import torch
@@ -16,7 +18,7 @@ from poplin.checkpoint.folder import Folder
 from poplin.checkpoint.folder_manifest import Chunk, StoredTensor
 from poplin.checkpoint.parts import bytes_of
 from poplin.checkpoint.stored import Request
-from poplin.errors import CheckpointError, DamagedCheckpointError
+from poplin.errors import CheckpointError, DamagedCheckpointError, UnsafeCheckpointError
 
 #: Bytes that are read at once: what is not asked for of a part takes no more memory than this.
 BLOCK = 16 << 20
@@ -66,6 +68,30 @@ def errors_named(folder: Folder, file_name: str) -> Any:
         ) from error
     except OSError as error:
         raise CheckpointError(f"{folder.text}: {file_name} could not be read: {error.strerror or error}.") from error
+
+
+@contextlib.contextmanager
+def load_errors_named(what: str) -> Iterator[None]:
+    """Turn what torch.load raises into our errors."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    except (CheckpointError, OSError, MemoryError):
+        raise
+    except pickle.UnpicklingError as error:
+        told = str(error)
+        if "weights_only" in told or "Unsupported" in told or "GLOBAL" in told:
+            blocked = next((line for line in told.splitlines() if "GLOBAL" in line or "nsupported" in line), "")
+            raise UnsafeCheckpointError(
+                f"{what} holds what a safe load refuses, because reading it could execute code: {blocked.strip()[:200]}"
+                " Nothing was loaded. If you trust whoever made the checkpoint, pass weights_only=False."
+            ) from error
+        raise DamagedCheckpointError(f"{what} can't be read: {told[:200]}. Nothing was loaded.") from error
+    except Exception as error:  # a corrupted pickle raises whatever its bytes happen to mean
+        raise DamagedCheckpointError(
+            f"{what} can't be read: {type(error).__name__}: {str(error)[:200]}. Nothing was loaded."
+        ) from error
 
 
 def _overlap(chunk: Chunk, request: Request) -> _Copy | None:

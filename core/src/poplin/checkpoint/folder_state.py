@@ -6,10 +6,7 @@ that every file is there with all its bytes, that the parts of each tensor make 
 
 from __future__ import annotations
 
-import contextlib
 import io
-import pickle
-import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -27,14 +24,13 @@ from poplin.checkpoint.folder_manifest import (
     StoredTensor,
     read_folder_manifest,
 )
-from poplin.checkpoint.folder_reader import errors_named, read_boxes
+from poplin.checkpoint.folder_reader import errors_named, load_errors_named, read_boxes
 from poplin.checkpoint.skeleton import read_skeleton
 from poplin.checkpoint.stored import Request, StoredState
 from poplin.errors import (
     CheckpointError,
     CheckpointNotFoundError,
     DamagedCheckpointError,
-    UnsafeCheckpointError,
 )
 
 #: The file in which Lightning keeps the plain values beside DCP's folder.
@@ -108,7 +104,7 @@ def _open_own(folder: Folder, manifest: FolderManifest, sizes: Mapping[str, int]
         raise DamagedCheckpointError(
             f"{folder.text} is damaged: {file} is not what was written. Nothing was loaded. Use an earlier checkpoint."
         )
-    with _load_errors_named(f"{folder.text}: {file}"):
+    with load_errors_named(f"{folder.text}: {file}"):
         tree, names = read_skeleton(data, weights_only)
     unknown = [name for name in names.values() if name not in manifest.tensors]
     if unknown or not isinstance(tree, dict):
@@ -169,7 +165,7 @@ def _byte_items(folder: Folder, metadata: Metadata, weights_only: bool) -> Itera
             for offset, length, name in sorted(places):
                 file.seek(offset)
                 data = _read_exactly(file, length)
-                with _load_errors_named(f"{folder.text}: {name}"):
+                with load_errors_named(f"{folder.text}: {name}"):
                     yield name, torch.load(io.BytesIO(data), map_location="cpu", weights_only=weights_only)
 
 
@@ -185,7 +181,7 @@ def _read_exactly(file: Any, length: int) -> bytes:
 
 
 def _lightning_values(folder: Folder, weights_only: bool) -> dict[str, Any]:
-    with _load_errors_named(f"{folder.text}: {LIGHTNING_VALUES}"):
+    with load_errors_named(f"{folder.text}: {LIGHTNING_VALUES}"):
         values = torch.load(io.BytesIO(folder.get(LIGHTNING_VALUES)), map_location="cpu", weights_only=weights_only)
     return dict(values) if isinstance(values, Mapping) else {}
 
@@ -223,27 +219,3 @@ def _with_lists(node: Any, lists: set[int]) -> Any:
         done.setdefault("state", {})
         done["state"] = {int(key) if str(key).isdigit() else key: item for key, item in done["state"].items()}
     return done
-
-
-@contextlib.contextmanager
-def _load_errors_named(what: str) -> Iterator[None]:
-    """Turn what torch.load raises into our errors."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            yield
-    except (CheckpointError, OSError, MemoryError):
-        raise
-    except pickle.UnpicklingError as error:
-        told = str(error)
-        if "weights_only" in told or "Unsupported" in told or "GLOBAL" in told:
-            blocked = next((line for line in told.splitlines() if "GLOBAL" in line or "nsupported" in line), "")
-            raise UnsafeCheckpointError(
-                f"{what} holds what a safe load refuses, because reading it could execute code: {blocked.strip()[:200]}"
-                " Nothing was loaded. If you trust whoever made the checkpoint, pass weights_only=False."
-            ) from error
-        raise DamagedCheckpointError(f"{what} can't be read: {told[:200]}. Nothing was loaded.") from error
-    except Exception as error:  # a corrupted pickle raises whatever its bytes happen to mean
-        raise DamagedCheckpointError(
-            f"{what} can't be read: {type(error).__name__}: {str(error)[:200]}. Nothing was loaded."
-        ) from error
