@@ -61,6 +61,8 @@ class Strategy(Extension, ABC):
     checkpoint_io_name: str | None = None
     #: Whether it moves batches itself, so that a set-up dataloader doesn't.
     owns_data_movement: bool = False
+    #: Whether :meth:`setup_module` moves the module itself, part by part: the whole may not fit on the device.
+    moves_at_setup: bool = False
     #: Whether setup changes the user's module in place (its class or its parameters).
     mutates_module: bool = False
     #: Whether a set-up module can be pickled and deep-copied.

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from poplin.errors import UsageError
+from poplin.strategies.module_names import has_wrappers, user_name
 from poplin.strategies.optimizer_state import optimizer_state_by_name, parameter_names
 from poplin.strategies.strategy import Strategy
 from poplin.wrappers.parts import is_overridden
@@ -74,14 +75,14 @@ class ParametersBefore:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self._by_name = dict(module.named_parameters(remove_duplicate=False))
+        self._by_name = _parameters_by_name(module)
         self.names = parameter_names({"": module})
         self._format = {id(p): (p.device, p.dtype) for p in self._by_name.values()}
 
     def replaced(self) -> Replacements:
         """Compare with what the module has now, by name."""
         found = Replacements()
-        now = dict(self.module.named_parameters(remove_duplicate=False))
+        now = _parameters_by_name(self.module)
         held = {id(parameter) for parameter in now.values()}
         for name, old in self._by_name.items():
             new = now.get(name)
@@ -96,6 +97,14 @@ class ParametersBefore:
     def format_of(self, parameter: Tensor) -> tuple[torch.device, torch.dtype] | None:
         """Device and dtype that the parameter had; None if it was none of the module's."""
         return self._format.get(id(parameter))
+
+
+def _parameters_by_name(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Every parameter by the user's name: a wrapper that setup puts around a part changes none of them."""
+    named = module.named_parameters(remove_duplicate=False)
+    if not has_wrappers(module):
+        return dict(named)
+    return {user_name(module, name): parameter for name, parameter in named}
 
 
 class OptimizerBackup:

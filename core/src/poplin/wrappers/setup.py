@@ -191,7 +191,8 @@ class _SetupOfModule:
             if without_compile(converted) is not self.original:
                 self.inner = self.original = converted
                 self.user_class = type(converted)
-        if self.move_to_device and not any(parameter.is_meta for parameter in self.original.parameters()):
+        moved = self.move_to_device and not self.strategy.moves_at_setup
+        if moved and not any(parameter.is_meta for parameter in self.original.parameters()):
             self.strategy.module_to_device(self.inner)
         self._follow(before)
 

@@ -1,0 +1,176 @@
+"""The precisions of sharded modules: torch's ``MixedPrecisionPolicy``, from the name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.optim import Optimizer
+
+from poplin.errors import ArgumentValueError
+from poplin.precision import Precision
+from poplin.utilities import apply_to_tensors
+from poplin_fsdp.scaling import Scaling, ShardedScaler
+
+if TYPE_CHECKING:
+    from poplin.selection import Selection
+
+
+class _Formats(NamedTuple):
+    #: Of the parameters that the optimizer steps.
+    parameters: torch.dtype
+    #: In which a forward computes.
+    computing: torch.dtype
+    #: In which gradients are summed over ranks.
+    reducing: torch.dtype
+
+
+_FORMATS = {
+    "32-true": _Formats(torch.float32, torch.float32, torch.float32),
+    "16-mixed": _Formats(torch.float32, torch.float16, torch.float32),
+    "bf16-mixed": _Formats(torch.float32, torch.bfloat16, torch.float32),
+    "16-true": _Formats(torch.float16, torch.float16, torch.float16),
+    "bf16-true": _Formats(torch.bfloat16, torch.bfloat16, torch.bfloat16),
+    "64-true": _Formats(torch.float64, torch.float64, torch.float64),
+}
+
+
+class FSDPPrecision(Precision):
+    """The number formats in which a sharded module is kept, gathered, computed and reduced.
+
+    With ``...-mixed``, parameters and optimizer states stay in float32; they are gathered, and layers computed, in
+    half precision (under torch's autocast, for what mixes formats), gradients are reduced in float32, and what the
+    whole module returns is float32 again. Buffers stay what they are. With ``...-true`` everything is in that format.
+    ``16-mixed`` scales the loss; all ranks skip a step together.
+
+    Args:
+        precision: ``"32-true"``, ``"16-mixed"``, ``"bf16-mixed"``, ``"16-true"``, ``"bf16-true"`` or ``"64-true"``.
+        scaler: a GradScaler of your own, for ``"16-mixed"``.
+
+    Raises:
+        ArgumentValueError: another name, or a scaler where nothing is scaled.
+    """
+
+    def __init__(self, precision: str = "32-true", scaler: torch.amp.GradScaler | None = None) -> None:
+        if precision not in _FORMATS:
+            raise ArgumentValueError(f"FSDPPrecision is one of {', '.join(map(repr, _FORMATS))}, and not {precision!r}.")
+        if scaler is not None and precision != "16-mixed":
+            raise ArgumentValueError(f"{precision!r} scales no loss: a scaler is for '16-mixed'. Leave it out.")
+        self.precision = precision
+        self._formats = _FORMATS[precision]
+        mixed = precision.endswith("-mixed")
+        self.scales_loss = precision == "16-mixed"
+        self.autocasts = mixed
+        self.converts_module = not mixed and precision != "32-true"
+        self.converts_data = self.converts_module
+        self._scaler = scaler
+        self._scaling: Scaling | None = None
+        #: How each group of parameters is gathered and reduced.
+        self.policy = _policy(self._formats)
+        #: The same for the module as a whole, which alone returns the format that the loss is computed in.
+        self.root_policy = dataclasses.replace(self.policy, output_dtype=torch.float32) if mixed else self.policy
+
+    def bind(self, selection: Selection) -> None:
+        """Learn the device type, and make the scaler for it."""
+        super().bind(selection)
+        if self.scales_loss:
+            self._scaling = Scaling(self._scaler or ShardedScaler(device=self.device_type))
+
+    def convert_module(self, module: nn.Module) -> nn.Module:
+        return module.to(self._formats.parameters)
+
+    def convert_input(self, data: Any) -> Any:
+        return _cast(data, self._formats.computing)
+
+    def convert_output(self, data: Any) -> Any:
+        return data if self._formats.computing is torch.float64 else _cast(data, torch.get_default_dtype())
+
+    def forward_context(self) -> AbstractContextManager[Any]:
+        if self.autocasts:
+            return torch.autocast(self.device_type, dtype=self._formats.computing)
+        return _DefaultDtype(self._formats.computing) if self.converts_module else nullcontext()
+
+    def tensor_init_context(self) -> AbstractContextManager[Any]:
+        return _DefaultDtype(self._formats.parameters) if self.converts_module else nullcontext()
+
+    def module_init_context(self) -> AbstractContextManager[Any]:
+        return self.tensor_init_context()
+
+    def backward(self, tensor: Tensor, model: nn.Module | None, *args: Any, **kwargs: Any) -> None:
+        if self._scaling is not None:
+            tensor = self._scaling.scale(tensor)
+        super().backward(tensor, model, *args, **kwargs)
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        if self._scaling is None:
+            return super().optimizer_step(optimizer, closure, **kwargs)
+        return self._scaling.step(optimizer, closure, **kwargs)
+
+    def unscale_gradients(self, optimizer: Optimizer) -> None:
+        if self._scaling is not None:
+            self._scaling.unscale(optimizer)
+
+    def step_was_skipped(self, optimizer: Optimizer) -> bool:
+        return self._scaling is not None and self._scaling.skipped(optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._scaling is None else self._scaling.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._scaling is not None and state:
+            self._scaling.scaler.load_state_dict(state)
+
+
+class UnscaledFSDPPrecision(FSDPPrecision):
+    """What is made for the names that scale nothing: backward and step are torch's own, and cost nothing."""
+
+    backward = Precision.backward
+    optimizer_step = Precision.optimizer_step
+    step_was_skipped = Precision.step_was_skipped
+    unscale_gradients = Precision.unscale_gradients
+
+
+class PlainFSDPPrecision(UnscaledFSDPPrecision):
+    """``32-true``: a forward has no context either."""
+
+    forward_context = Precision.forward_context
+
+
+def make_precision(name: str) -> FSDPPrecision | None:
+    """The precision for the canonical ``name``; None if sharded modules have none of that name."""
+    if name not in _FORMATS:
+        return None
+    if name == "32-true":
+        return PlainFSDPPrecision(name)
+    return FSDPPrecision(name) if name == "16-mixed" else UnscaledFSDPPrecision(name)
+
+
+def _policy(formats: _Formats) -> MixedPrecisionPolicy:
+    if formats.parameters is formats.computing is formats.reducing:
+        return MixedPrecisionPolicy(cast_forward_inputs=False)  # the precision casts the module's inputs, once
+    return MixedPrecisionPolicy(param_dtype=formats.computing, reduce_dtype=formats.reducing)
+
+
+def _cast(data: Any, dtype: torch.dtype) -> Any:
+    if isinstance(data, Tensor):
+        return data.to(dtype) if data.is_floating_point() else data
+    return apply_to_tensors(data, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+
+
+class _DefaultDtype(AbstractContextManager[None]):
+    """torch's default dtype for a while."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def __enter__(self) -> None:
+        self._before = torch.get_default_dtype()
+        torch.set_default_dtype(self._dtype)
+
+    def __exit__(self, *exception: object) -> None:
+        torch.set_default_dtype(self._before)

@@ -1,0 +1,301 @@
+"""What the strategies of this package have in common: steps, clipping and state of modules made of DTensors."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from poplin.errors import ArgumentValueError, SelectionError, UsageError
+from poplin.precision import Precision
+from poplin.strategies import (
+    ParallelStrategy,
+    load_optimizer_state_by_name,
+    optimizer_state_by_name,
+)
+from poplin_fsdp.clip import clip_norm, clip_value
+from poplin_fsdp.mesh import data_dimensions, destroy_groups
+from poplin_fsdp.precision import FSDPPrecision, make_precision
+from poplin_fsdp.root import GradientSync, ShardedRoot, reshard, sharded_parts
+from poplin_fsdp.state import Gathering, place, placed
+from poplin_fsdp.whole import WholeParameters
+
+if TYPE_CHECKING:
+    from poplin.selection import Selection
+
+
+class ShardedStrategy(ParallelStrategy):
+    """Modules whose parameters are DTensors: each rank holds parts of them.
+
+    A subclass makes the mesh and shards.
+
+    Args:
+        state_dict_type: ``"sharded"`` (each rank writes its part of a checkpoint folder) or ``"full"`` (one file).
+        **kwargs: those of ParallelStrategy.
+
+    Raises:
+        ArgumentValueError: another ``state_dict_type``.
+    """
+
+    needs_forward = True
+    mutates_module = True
+    picklable = False
+    moves_at_setup = True
+
+    def __init__(self, *, state_dict_type: str = "sharded", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if state_dict_type not in ("sharded", "full"):
+            raise ArgumentValueError(
+                f"state_dict_type={state_dict_type!r} is neither 'sharded' (a folder, each rank writes its part) nor "
+                "'full' (one file)."
+            )
+        self.state_dict_type = state_dict_type
+        self.checkpoint_io_name = "sharded" if state_dict_type == "sharded" else "torch"
+        self._mesh: DeviceMesh | None = None
+        self._data_mesh: DeviceMesh | None = None
+        #: What was set up → what averages the gradients of its whole parameters.
+        self._whole: weakref.WeakKeyDictionary[nn.Module, WholeParameters] = weakref.WeakKeyDictionary()
+
+    # --- selection
+
+    def check(self, selection: Selection) -> None:
+        """The devices need a process-group backend.
+
+        Raises:
+            SelectionError: the accelerator has none, and none was given.
+        """
+        super().check(selection)
+        accelerator = selection.accelerator
+        if accelerator.collective_backend is None and self.process_group_backend is None:
+            raise SelectionError(
+                f"{type(self).__name__} gathers parameters through a process group, and the accelerator "
+                f"{accelerator.name()!r} names no backend for it (collective_backend). Use a strategy made for this "
+                "accelerator, or give process_group_backend=... ."
+            )
+
+    def make_precision(self, name: str) -> Precision | None:
+        return make_precision(name)
+
+    def accepts_precision(self, precision: Precision) -> str | None:
+        """Only its own precisions may convert the module or scale the loss: others know no sharded parameters."""
+        if isinstance(precision, FSDPPrecision) or not (precision.converts_module or precision.scales_loss):
+            return super().accepts_precision(precision)
+        return (
+            f"a {type(precision).__name__} knows no sharded parameters. Pass the name, precision="
+            f"{precision.precision!r}, or FSDPPrecision({precision.precision!r})"
+        )
+
+    # --- place in the run
+
+    @property
+    def mesh(self) -> DeviceMesh | None:
+        """The device mesh, once the processes are there."""
+        return self._mesh
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The device mesh, by the name that Lightning's users know.
+
+        Raises:
+            UsageError: the processes are not there yet.
+        """
+        if self._mesh is None:
+            raise UsageError("The device mesh exists once the processes do: call fabric.launch() first.")
+        return self._mesh
+
+    @property
+    def data_rank(self) -> int:
+        """The rank among those that get different data."""
+        return self.global_rank if self._data_mesh is None else self._data_mesh.get_local_rank()
+
+    @property
+    def data_world_size(self) -> int:
+        """How many ranks get different data."""
+        return self.world_size if self._data_mesh is None else self._data_mesh.size()
+
+    @property
+    def data_group(self) -> Any:
+        """The process group of the ranks that get different data; None means all."""
+        return None if self._data_mesh is None else self._data_mesh.get_group()
+
+    def setup_environment(self) -> None:
+        """Bring up the process group, and make the device mesh over it."""
+        super().setup_environment()
+        if self._mesh is None:
+            self._mesh = self._make_mesh()
+            names = data_dimensions(self._mesh)
+            if names != self._mesh.mesh_dim_names:
+                self._data_mesh = self._data_part(self._mesh, names)
+
+    def _make_mesh(self) -> DeviceMesh:
+        raise NotImplementedError
+
+    def _data_part(self, mesh: DeviceMesh, names: tuple[str, ...]) -> DeviceMesh:
+        return mesh[names[0]] if len(names) == 1 else mesh[names]._flatten("dp")
+
+    def teardown(self) -> None:
+        mesh, self._mesh, self._data_mesh = self._mesh, None, None
+        self._whole.clear()
+        if mesh is not None and self._makes_groups:
+            destroy_groups(mesh)
+        super().teardown()
+
+    #: Whether the groups of the mesh are of this strategy's making.
+    _makes_groups = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_mesh": None, "_data_mesh": None, "_whole": weakref.WeakKeyDictionary()}
+
+    def _device_type(self) -> str:
+        return self.accelerator.device_type if self.accelerator is not None else self.root_device.type
+
+    # --- setup
+
+    def original_module(self, wrapped: nn.Module) -> nn.Module:
+        return wrapped.module if isinstance(wrapped, ShardedRoot) else wrapped
+
+    def forward_method(self, wrapped: nn.Module, name: str) -> Callable[..., Any]:
+        if isinstance(wrapped, ShardedRoot):
+            return wrapped.through(wrapped, name)
+        return super().forward_method(wrapped, name)
+
+    def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """Refuse an optimizer with gathered parameters in it: a step would train nothing.
+
+        Raises:
+            UsageError: it was made between a forward and its backward.
+        """
+        known = {id(parameter) for root in self._whole for parameter in self._sharded_parameters(root)}
+        stale = [
+            tuple(parameter.shape)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if id(parameter) not in known and not isinstance(parameter, DTensor) and _was_gathered(parameter)
+        ]
+        if stale:
+            raise UsageError(
+                f"{len(stale)} of the parameters of {type(optimizer).__name__} (of shape {stale[0]}, for one) are "
+                "copies that were gathered for a forward, and not what is trained: the optimizer was made after a "
+                "forward of a sharded module. Make it right after fabric.setup_module(), before the module runs."
+            )
+        return optimizer
+
+    def _sharded_parameters(self, root: nn.Module) -> list[nn.Parameter]:
+        reshard(root)
+        return list(root.parameters())
+
+    def _broadcast_values(self, module: nn.Module) -> None:
+        """Let parameters and buffers start as rank 0's, as they do under data parallelism; a collective."""
+        if self.world_size == 1:
+            return
+        seen: set[int] = set()
+        for tensor in (*module.parameters(), *module.buffers()):
+            if id(tensor) in seen or tensor.is_meta or isinstance(tensor, DTensor):
+                continue
+            seen.add(id(tensor))
+            self._from_rank_zero(tensor)
+
+    def _from_rank_zero(self, tensor: Tensor) -> None:
+        data = tensor.data
+        if not data.is_contiguous() or data.device.type != self.root_device.type:
+            moved = data.to(self.root_device).contiguous()
+            dist.broadcast(moved, 0)
+            data.copy_(moved)
+        else:
+            dist.broadcast(data, 0)
+
+    # --- steps
+
+    def backward(self, tensor: Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:
+        """Run the backward pass; where a rank is missing in it, the error says which."""
+        self.run_engine("backward", super().backward, tensor, module, *args, **kwargs)
+
+    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
+        """Context in which gradients stay this rank's own, and whole: it takes the memory of all of them."""
+        whole = self._whole.get(module)
+        if not enabled or whole is None:
+            return nullcontext()
+        return GradientSync(sharded_parts(module), whole)
+
+    def clip_gradients_norm(
+        self,
+        module: nn.Module | None,
+        optimizer: Optimizer,
+        max_norm: float,
+        norm_type: float | str = 2.0,
+        error_if_nonfinite: bool = True,
+    ) -> Tensor:
+        assert self.precision is not None
+        self.precision.unscale_gradients(optimizer)
+        return clip_norm(
+            self._clipped_parameters(module, optimizer),
+            max_norm,
+            float(norm_type),
+            error_if_nonfinite and not self.precision.scales_loss,
+            self.root_device,
+        )
+
+    def clip_gradients_value(self, module: nn.Module | None, optimizer: Optimizer, clip_val: float) -> None:
+        assert self.precision is not None
+        self.precision.unscale_gradients(optimizer)
+        clip_value(self._clipped_parameters(module, optimizer), clip_val)
+
+    # --- state
+
+    def get_module_state_dict(self, module: nn.Module, sharded: bool = False) -> dict[str, Any]:
+        """DTensors under the user's names, or their whole values on rank 0, and nothing elsewhere."""
+        reshard(module)
+        state = super().get_module_state_dict(module, sharded)
+        if sharded:
+            return state
+        gather = Gathering(self.is_global_zero)
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                state[name] = gather(value)
+        return state if self.is_global_zero else {}
+
+    def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> None:
+        reshard(module)
+        live = super().get_module_state_dict(module, sharded=True)
+        super().load_module_state_dict(module, placed(state, live), strict)
+
+    def get_optimizer_state(
+        self, optimizer: Optimizer | nn.Module, names: Mapping[nn.Parameter, str], sharded: bool = False
+    ) -> dict[str, Any]:
+        assert isinstance(optimizer, Optimizer)
+        if sharded:
+            return optimizer_state_by_name(optimizer, names)
+        state = optimizer_state_by_name(optimizer, names, Gathering(self.is_global_zero))
+        return state if self.is_global_zero else {**state, "state": {}}
+
+    def load_optimizer_state(
+        self, optimizer: Optimizer | nn.Module, state: Mapping[str, Any], names: Mapping[nn.Parameter, str]
+    ) -> None:
+        assert isinstance(optimizer, Optimizer)
+        load_optimizer_state_by_name(optimizer, state, names, place)
+
+
+def _was_gathered(parameter: Tensor) -> bool:
+    """Whether ``parameter`` is memory that sharding has filled for a forward: it is empty by now, or will be."""
+    return parameter.numel() > 0 and not parameter.is_meta and parameter.untyped_storage().size() == 0
+
+
+def is_sharded_by_user(module: nn.Module) -> bool:
+    """Whether the user's own function has applied ``fully_shard`` to the module as a whole."""
+    return isinstance(module, FSDPModule)
+
+
+def on_device(module: nn.Module, device: torch.device) -> None:
+    """Move what has values and is not sharded."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if not tensor.is_meta and not isinstance(tensor, DTensor) and tensor.device != device:
+            tensor.data = tensor.data.to(device)
