@@ -3,11 +3,30 @@
 import csv
 from pathlib import Path
 
-from poplin.testing import CheckpointIOCompliance, LoggerCompliance, PrecisionCompliance, StrategyCompliance
+import pytest
+
+from poplin.testing import (
+    AcceleratorCompliance,
+    CheckpointIOCompliance,
+    EnvironmentCompliance,
+    LauncherCompliance,
+    LoggerCompliance,
+    PrecisionCompliance,
+    StrategyCompliance,
+)
+
+
+class TestCPU(AcceleratorCompliance):
+    name = "cpu"
 
 
 class TestSingleDevice(StrategyCompliance):
     name = "single_device"
+
+
+class TestFloat32(PrecisionCompliance):
+    name = "32-true"
+    tolerance = 1e-6
 
 
 class TestCSV(LoggerCompliance):
@@ -22,6 +41,57 @@ class TestTorchCheckpointIO(CheckpointIOCompliance):
     name = "torch"
 
 
-class TestFloat32(PrecisionCompliance):
-    name = "32-true"
-    tolerance = 1e-6
+class TestShardedCheckpointIO(CheckpointIOCompliance):
+    name = "sharded"
+
+
+class TestLocal(EnvironmentCompliance):
+    name = "local"
+    exempt = {"test_launchers_cannot_change_ranks_that_exist": "no scheduler fixes the ranks: its launchers do"}
+
+    def variables(self, task):
+        """Somebody starts every process by hand."""
+        return {
+            "LOCAL_RANK": str(task.local_rank),
+            "NODE_RANK": str(task.node_rank),
+            "LOCAL_WORLD_SIZE": str(task.local_size),
+            "WORLD_SIZE": str(task.world_size),
+            "MASTER_ADDR": task.address,
+            "MASTER_PORT": str(task.port),
+        }
+
+
+class TestTorchrun(EnvironmentCompliance):
+    name = "torchrun"
+
+    def variables(self, task):
+        return {
+            "TORCHELASTIC_RUN_ID": "none",
+            "RANK": str(task.global_rank),
+            "LOCAL_RANK": str(task.local_rank),
+            "GROUP_RANK": str(task.node_rank),
+            "WORLD_SIZE": str(task.world_size),
+            "LOCAL_WORLD_SIZE": str(task.local_size),
+            "MASTER_ADDR": task.address,
+            "MASTER_PORT": str(task.port),
+        }
+
+
+@pytest.mark.slow
+class TestSubprocess(LauncherCompliance):
+    name = "subprocess"
+
+
+@pytest.mark.slow
+class TestSpawn(LauncherCompliance):
+    name = "spawn"
+
+
+@pytest.mark.slow
+class TestFork(LauncherCompliance):
+    name = "fork"
+
+
+@pytest.mark.slow
+class TestForkserver(LauncherCompliance):
+    name = "forkserver"

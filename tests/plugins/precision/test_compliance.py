@@ -1,6 +1,6 @@
 """Each precision against the public compliance suite."""
 
-from poplin.testing import PrecisionCompliance
+from poplin.testing import PackagingCompliance, PrecisionCompliance
 
 
 class TestFloat16Mixed(PrecisionCompliance):
@@ -22,3 +22,7 @@ class TestBFloat16True(PrecisionCompliance):
 class TestFloat64True(PrecisionCompliance):
     name = "64-true"
     tolerance = 1e-5
+
+
+class TestPackage(PackagingCompliance):
+    distribution = "poplin-precision"

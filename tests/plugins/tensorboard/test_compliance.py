@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from poplin.testing import LoggerCompliance
+from poplin.testing import LoggerCompliance, PackagingCompliance
 
 
 class TestTensorBoard(LoggerCompliance):
@@ -18,3 +18,7 @@ class TestTensorBoard(LoggerCompliance):
             for event in events.Scalars(name):
                 rows[event.step][name] = event.value
         return [rows[step] for step in sorted(rows)]
+
+
+class TestPackage(PackagingCompliance):
+    distribution = "poplin-tensorboard"

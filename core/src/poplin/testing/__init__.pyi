@@ -17,10 +17,17 @@ from poplin.testing.ranks import run_ranks as run_ranks
 from poplin.testing.requirement import SEVERAL as SEVERAL
 from poplin.testing.requirement import requirement as requirement
 from poplin.testing.simulated import run_simulated as run_simulated
+from poplin.testing.strategies import RankEnvironment as RankEnvironment
 from poplin.testing.strategies import bind_strategy as bind_strategy
 from poplin.testing.strategies import error_of as error_of
 from poplin.testing.strategies import start_strategy as start_strategy
+from poplin.testing.suites.accelerator import AcceleratorCompliance as AcceleratorCompliance
 from poplin.testing.suites.checkpoint_io import CheckpointIOCompliance as CheckpointIOCompliance
+from poplin.testing.suites.environment import EnvironmentCompliance as EnvironmentCompliance
+from poplin.testing.suites.environment import Task as Task
+from poplin.testing.suites.launcher import LauncherCompliance as LauncherCompliance
+from poplin.testing.suites.listening import Listening as Listening
 from poplin.testing.suites.logger import LoggerCompliance as LoggerCompliance
+from poplin.testing.suites.packaging import PackagingCompliance as PackagingCompliance
 from poplin.testing.suites.precision import PrecisionCompliance as PrecisionCompliance
 from poplin.testing.suites.strategy import StrategyCompliance as StrategyCompliance

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from poplin import registry
-from poplin.errors import ArgumentValueError, UnknownNameError
-from poplin.registry.kinds import KINDS
+from poplin.errors import ArgumentValueError, PoplinError, UnknownNameError
+from poplin.registry.kinds import KINDS, get_kind
 from poplin.registry.names import fold, parse_reference
 from poplin.registry.records import CORE, RUNTIME, Row
 from poplin.testing.compliance import Compliance, configured
@@ -17,11 +17,16 @@ from poplin.testing.requirement import requirements
 
 #: kind → the suite for it, as ``module:class``.
 SUITES = {
+    "accelerators": "poplin.testing.suites.accelerator:AcceleratorCompliance",
     "strategies": "poplin.testing.suites.strategy:StrategyCompliance",
     "precisions": "poplin.testing.suites.precision:PrecisionCompliance",
+    "launchers": "poplin.testing.suites.launcher:LauncherCompliance",
+    "environments": "poplin.testing.suites.environment:EnvironmentCompliance",
     "loggers": "poplin.testing.suites.logger:LoggerCompliance",
     "checkpoint_ios": "poplin.testing.suites.checkpoint_io:CheckpointIOCompliance",
 }
+#: The suite for packages.
+PACKAGING = "poplin.testing.suites.packaging:PackagingCompliance"
 
 
 def suite_for(kind: str) -> type[Compliance]:
@@ -33,18 +38,7 @@ def suite_for(kind: str) -> type[Compliance]:
     Raises:
         ArgumentValueError: there is no such kind.
     """
-    return _load(SUITES[registry_kind(kind)])
-
-
-def registry_kind(kind: str) -> str:
-    """The plural of a kind.
-
-    Raises:
-        ArgumentValueError: there is no such kind.
-    """
-    from poplin.registry.kinds import get_kind
-
-    return get_kind(kind).name
+    return _load(SUITES[get_kind(kind).name])
 
 
 def check(reference: str, *, suite: str | type[Compliance] | None = None, **settings: Any) -> Iterator[Outcome]:
@@ -53,7 +47,8 @@ def check(reference: str, *, suite: str | type[Compliance] | None = None, **sett
     Nothing but poplin-core is needed: no pytest, and no test file.
 
     Args:
-        reference: ``[kind/][dist:]name``, or the name of a distribution: then all that it offers, and its packaging.
+        reference: ``[kind/][dist:]name``, or the name of a distribution: then its packaging, and all that it offers;
+            of names that stand for one class, the first.
         suite: the suite to use, or ``"module:Class"``; by default that of the kind. An author's own suite knows what
             the extension needs, and is used where it is given.
         **settings: attributes of the suite: ``accelerator="acme"``, ``world_size=4``, ``env={...}``...
@@ -65,14 +60,16 @@ def check(reference: str, *, suite: str | type[Compliance] | None = None, **sett
         UnknownNameError: nothing installed has this name.
         ArgumentValueError: the suite has no such setting.
     """
-    rows = _rows(reference)
+    rows, distribution = _rows(reference)
     given = _load(suite) if isinstance(suite, str) else suite
+    if distribution is not None and given is None:
+        yield from run_suite(configured(_load(PACKAGING), distribution=distribution), distribution)
+        rows = _one_of_each_class(rows)
     for row in rows:
-        if given is None and row.kind not in SUITES:
+        if given is not None and getattr(given, "kind", row.kind) != row.kind:
             continue
-        chosen = given or suite_for(row.kind)
         name = row.name if row.distribution in (CORE, RUNTIME) else f"{row.distribution}:{row.name}"
-        yield from run_suite(configured(chosen, name=name, **settings), f"{row.kind}/{row.name}")
+        yield from run_suite(configured(given or suite_for(row.kind), name=name, **settings), f"{row.kind}/{row.name}")
 
 
 def run_suite(suite: type[Compliance], subject: str = "") -> Iterator[Outcome]:
@@ -93,9 +90,11 @@ def run_suite(suite: type[Compliance], subject: str = "") -> Iterator[Outcome]:
         )
 
 
-def _rows(reference: str) -> list[Row]:
+def _rows(reference: str) -> tuple[list[Row], str | None]:
+    """The offers that are meant, and the distribution if it is one that is named."""
     kind, distribution, name = parse_reference(reference)
-    offers = [row for row in registry.rows(load=False) if row.kind in KINDS and row.status != "role"]
+    rows = registry.rows(load=False)
+    offers = [row for row in rows if row.kind in KINDS and row.status != "role"]
     named = [
         row
         for row in offers
@@ -103,14 +102,27 @@ def _rows(reference: str) -> list[Row]:
         and (kind is None or row.kind == kind)
         and (distribution is None or fold(row.distribution) == fold(distribution))
     ]
-    if not named and kind is None and distribution is None:
-        named = [row for row in offers if fold(row.distribution) == fold(name)]
-    if not named:
+    if named:
+        return named, None
+    of_package = [row for row in rows if fold(row.distribution) == fold(name)]
+    if not of_package or kind is not None or distribution is not None:
         raise UnknownNameError(
             f"No installed plugin offers {reference!r}, and no distribution that offers anything has this name. "
             "`poplin plugins` lists all."
         )
-    return named
+    return [row for row in of_package if row in offers], of_package[0].distribution
+
+
+def _one_of_each_class(rows: list[Row]) -> list[Row]:
+    """The rows without those that stand for a class that another one stands for already."""
+    seen: dict[Any, Row] = {}
+    for row in rows:
+        try:
+            key: Any = registry.find(row.kind, f"{row.distribution}:{row.name}").target_class()
+        except PoplinError:
+            key = row  # its suite will say what is the matter
+        seen.setdefault((row.kind, key), row)
+    return list(seen.values())
 
 
 def _load(target: str) -> type[Compliance]:

@@ -39,7 +39,8 @@ def main(folder: Path, rank: int) -> int:
     for name in orders["checks"]:
         post.write({"check": name, "status": "begun"})
         faulthandler.dump_traceback_later(orders["limit"], exit=True)
-        os.environ["MASTER_PORT"] = post.agreed(f"{name}.port", lambda: str(free_port()))
+        if "WORLD_SIZE" in os.environ:
+            os.environ["MASTER_PORT"] = post.agreed(f"{name}.port", lambda: str(free_port()))
         passed = {"check": name, "status": "passed", "kind": "", "message": ""}
         case = Case(rank, orders["processes"], folder / "work" / name, functools.partial(post.write, passed))
         place = case.folder / "current"

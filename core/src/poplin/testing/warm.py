@@ -218,7 +218,9 @@ def _be_rank(rank: int, request: dict[str, Any]) -> NoReturn:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.environ.clear()
-        os.environ.update(request["environ"], RANK=str(rank), LOCAL_RANK=str(rank))
+        os.environ.update(request["environ"])
+        if "WORLD_SIZE" in os.environ:
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
         os.chdir(request["cwd"])
         sys.path[:] = request["path"]
         faulthandler.enable()

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +27,7 @@ from poplin.strategies import ParallelStrategy
 from poplin.testing.case import Case, error_or_none
 from poplin.testing.requirement import SEVERAL, requirement
 from poplin.testing.suites.extension import Common
+from poplin.testing.suites.listening import Listening
 
 _HYPERPARAMETERS = {"lr": 0.1, "name": "small", "nested": {"layers": [1, 2], "flag": True, "nothing": None}}
 
@@ -136,7 +136,7 @@ class LoggerCompliance(Common):
         if getattr(logger, "every_rank", False):
             case.not_claimed("every_rank = True")
         fabric = self._fabric(case, logger)
-        with _Writes() as writes:
+        with Listening("write", "os.mkdir", "os.rename", "socket.connect", "subprocess.Popen") as heard:
             for step in range(2):
                 fabric.log_dict({"loss": 0.5}, step=step)
             _call(logger, "log_hyperparams", {"lr": 0.1})
@@ -144,7 +144,7 @@ class LoggerCompliance(Common):
         fabric.barrier("logged")
         fabric.close()
         if case.rank:
-            case.expect(not writes.seen, f"nothing written on rank {case.rank}", ", ".join(writes.seen))
+            case.expect(not heard.events, f"nothing written on rank {case.rank}", ", ".join(heard.events))
 
     @requirement("Logger.log_dir", processes=SEVERAL)
     def test_every_rank_knows_the_same_run(self, case: Case) -> None:
@@ -164,34 +164,3 @@ def _call(logger: Any, name: str, *arguments: Any) -> None:
     """Call what a logger may leave out."""
     if hasattr(logger, name):
         getattr(logger, name)(*arguments)
-
-
-class _Writes:
-    """Notes what this process writes to, and whom it connects to, while it is entered."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-        self._active = False
-        sys.addaudithook(self._hear)  # it can't be removed; it ends with the process of the check
-
-    def __enter__(self) -> _Writes:
-        self._active = True
-        return self
-
-    def __exit__(self, *about: object) -> None:
-        self._active = False
-
-    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self._active:
-            return
-        if event == "open":
-            path, mode, flags = arguments
-            writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
-            if writes and isinstance(path, (str, bytes)) and not _is_noise(os.fsdecode(path)):
-                self.seen.append(f"open({os.fsdecode(path)!r}, {mode!r})")
-        elif event in ("os.mkdir", "os.rename", "socket.connect", "subprocess.Popen"):
-            self.seen.append(f"{event}{arguments[:2]!r}")
-
-
-def _is_noise(path: str) -> bool:
-    return "__pycache__" in path or path.startswith(("/dev/", "/proc/"))
