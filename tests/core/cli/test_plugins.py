@@ -187,7 +187,7 @@ def test_info_on_an_unknown_name_says_what_may_be_meant(poplin):
     done = poplin("plugins", "info", "single_devise", code=1)
     assert "single_device" in done.stderr
     assert "Traceback" not in done.stderr
-    assert "pip install poplin-fsdp" in poplin("plugins", "info", "fsdp", code=1).stderr
+    assert "pip install poplin-deepspeed" in poplin("plugins", "info", "deepspeed", code=1).stderr
 
 
 def test_a_thousand_distributions_are_listed(poplin, site):

@@ -26,7 +26,7 @@ def test_unknown_names_are_refused_before_anything_runs(poplin, tmp_path):
         (["--strategy", "single_devise"], "single_device"),
         (["--accelerator", "cpuu"], "cpu"),
         (["--precision", "32-tru"], "32-true"),
-        (["--strategy", "fsdp"], "pip install poplin-fsdp"),
+        (["--strategy", "deepspeed"], "pip install poplin-deepspeed"),
     ):
         done = poplin("run", *words, script, code=1)
         assert hint in done.stderr

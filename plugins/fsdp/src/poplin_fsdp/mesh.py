@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from poplin.errors import ArgumentTypeError, ArgumentValueError, SelectionError
 
 REPLICATE, SHARD, TENSOR = "dp_replicate", "dp_shard", "tp"
+#: Lightning's names of dimensions → ours.
+_ALIASES = {"data_parallel": SHARD, "tensor_parallel": TENSOR}
+
+
+class NamedMesh(DeviceMesh):
+    """A mesh whose dimensions are also found by the names that Lightning gives them."""
+
+    def __getitem__(self, names: Any) -> DeviceMesh:
+        """The part along these dimensions."""
+        if isinstance(names, str):
+            return super().__getitem__(_ALIASES.get(names, names))
+        return super().__getitem__(tuple(_ALIASES.get(name, name) for name in names))
 
 
 def as_sizes(device_mesh: Any) -> tuple[int, int] | DeviceMesh | None:
@@ -52,6 +65,12 @@ def check_sizes(sizes: Sequence[int], world_size: int, names: Sequence[str], arg
 def make_mesh(device_type: str, sizes: Sequence[int], names: Sequence[str]) -> DeviceMesh:
     """A mesh over all ranks; a collective. One of a single dimension uses the default process group."""
     return init_device_mesh(device_type, tuple(sizes), mesh_dim_names=tuple(names))
+
+
+def make_named_mesh(device_type: str, sizes: Sequence[int], names: Sequence[str]) -> NamedMesh:
+    """As :func:`make_mesh`, a mesh that also knows Lightning's names."""
+    ranks = torch.arange(dist.get_world_size()).view(*sizes)
+    return NamedMesh(device_type, ranks, mesh_dim_names=tuple(names))
 
 
 def data_dimensions(mesh: DeviceMesh) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
 from poplin.errors import ArgumentTypeError, ArgumentValueError
@@ -65,8 +64,8 @@ def sharding_of(strategy: Any) -> Sharding:
     key = str(name).upper()
     if key == "NO_SHARD":
         raise ArgumentValueError(
-            "sharding_strategy='NO_SHARD' keeps a whole copy in each process: that is strategy='ddp'. (fully_shard says "
-            "it by a mesh without a dimension to shard over: device_mesh=(number of processes, 1).)"
+            "sharding_strategy='NO_SHARD' keeps a whole copy in each process: that is strategy='ddp'. (fully_shard "
+            "says it by a mesh without a dimension to shard over: device_mesh=(number of processes, 1).)"
         )
     if key not in _SHARDINGS:
         raise ArgumentValueError(
@@ -135,11 +134,7 @@ def shard_options(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         if name in _OPTIONS:
             kept[name] = value
-        elif name in _DONE_ANYWAY and value in _DONE_ANYWAY[name]:
-            continue
-        elif name == "backward_prefetch" and getattr(value, "name", "") == "BACKWARD_PRE":
-            continue
-        elif name in ("ignored_modules", "ignored_states", "ignored_parameters") and value is None:
+        elif _done_anyway(name, value):
             continue
         elif name == "ignored_parameters":
             kept["ignored_params"] = set(value)
@@ -152,3 +147,9 @@ def shard_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def _done_anyway(name: str, value: Any) -> bool:
+    if name == "backward_prefetch":
+        return getattr(value, "name", "") == "BACKWARD_PRE"
+    if name in ("ignored_modules", "ignored_states", "ignored_parameters"):
+        return value is None
+    return value in _DONE_ANYWAY.get(name, ())

@@ -58,7 +58,9 @@ class FSDPPrecision(Precision):
 
     def __init__(self, precision: str = "32-true", scaler: torch.amp.GradScaler | None = None) -> None:
         if precision not in _FORMATS:
-            raise ArgumentValueError(f"FSDPPrecision is one of {', '.join(map(repr, _FORMATS))}, and not {precision!r}.")
+            raise ArgumentValueError(
+                f"FSDPPrecision is one of {', '.join(map(repr, _FORMATS))}, and not {precision!r}."
+            )
         if scaler is not None and precision != "16-mixed":
             raise ArgumentValueError(f"{precision!r} scales no loss: a scaler is for '16-mixed'. Leave it out.")
         self.precision = precision
@@ -75,6 +77,11 @@ class FSDPPrecision(Precision):
         #: The same for the module as a whole, which alone returns the format that the loss is computed in.
         self.root_policy = dataclasses.replace(self.policy, output_dtype=torch.float32) if mixed else self.policy
 
+    def by_autocast(self) -> FSDPPrecision:
+        """This precision, for a module that no policy of the strategy serves: the user's own function shards it."""
+        self.converts_data = self.converts_data or self.autocasts
+        return self
+
     def bind(self, selection: Selection) -> None:
         """Learn the device type, and make the scaler for it."""
         super().bind(selection)
@@ -85,7 +92,7 @@ class FSDPPrecision(Precision):
         return module.to(self._formats.parameters)
 
     def convert_input(self, data: Any) -> Any:
-        return _cast(data, self._formats.computing)
+        return _cast(data, self._formats.parameters)
 
     def convert_output(self, data: Any) -> Any:
         return data if self._formats.computing is torch.float64 else _cast(data, torch.get_default_dtype())

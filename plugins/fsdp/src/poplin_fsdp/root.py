@@ -33,6 +33,10 @@ class ShardedRoot(MethodDispatch):
             return super().__call__(*args, **kwargs)
         return self._run(self._what, super().__call__, *args, **kwargs)
 
+    def method(self, name: str) -> Callable[..., Any]:
+        """A callable that runs the user's method ``name`` as a forward."""
+        return self.through(self, name)
+
 
 class GradientSync:
     """While it lasts, backward passes leave gradients whole and this rank's own."""
@@ -64,6 +68,6 @@ def sharded_parts(module: nn.Module) -> list[FSDPModule]:
 
 
 def reshard(module: nn.Module) -> None:
-    """Let every part of ``module`` hold its sharded parameters: a forward may have left gathered ones in their place."""
+    """Let every part of ``module`` hold its sharded parameters again, in the place of those gathered for a forward."""
     for part in sharded_parts(module):
         part.reshard()

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -23,11 +23,12 @@ from poplin.strategies import (
     optimizer_state_by_name,
 )
 from poplin_fsdp.clip import clip_norm, clip_value
+from poplin_fsdp.grouping import groups_of
 from poplin_fsdp.mesh import data_dimensions, destroy_groups
 from poplin_fsdp.precision import FSDPPrecision, make_precision
 from poplin_fsdp.root import GradientSync, ShardedRoot, reshard, sharded_parts
 from poplin_fsdp.state import Gathering, place, placed
-from poplin_fsdp.whole import WholeParameters
+from poplin_fsdp.whole import WholeParameters, cant_be_sharded, is_replicated
 
 if TYPE_CHECKING:
     from poplin.selection import Selection
@@ -165,7 +166,7 @@ class ShardedStrategy(ParallelStrategy):
 
     def forward_method(self, wrapped: nn.Module, name: str) -> Callable[..., Any]:
         if isinstance(wrapped, ShardedRoot):
-            return wrapped.through(wrapped, name)
+            return wrapped.method(name)
         return super().forward_method(wrapped, name)
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
@@ -188,6 +189,50 @@ class ShardedStrategy(ParallelStrategy):
                 "forward of a sharded module. Make it right after fabric.setup_module(), before the module runs."
             )
         return optimizer
+
+    def _start(self, module: nn.Module) -> None:
+        """What comes before anything is sharded: all ranks start from rank 0's values; a collective."""
+        self._broadcast_values(module)
+
+    def _fully_sharded(
+        self, module: nn.Module, mesh: DeviceMesh, chosen: list[nn.Module], options: Mapping[str, Any]
+    ) -> ShardedRoot:
+        """``fully_shard`` on the chosen submodules and on the whole.
+
+        Args:
+            module: the user's.
+            mesh: its data dimensions.
+            chosen: submodules that are gathered as units of their own.
+            options: for ``fully_shard``.
+        """
+        root = ShardedRoot(module, self.run_engine)
+        ignored = {parameter for parameter in module.parameters() if cant_be_sharded(parameter)}
+        ignored |= set(options.get("ignored_params") or ())
+        policy, root_policy = self._policies()
+        for group in groups_of(root, chosen):
+            fully_shard(
+                group if len(group) > 1 else group[0],  # type: ignore[arg-type]
+                **{
+                    **options,
+                    "mesh": mesh,
+                    "mp_policy": root_policy if root in group else policy,
+                    "ignored_params": ignored or None,
+                },
+            )
+        return root
+
+    def _finish(self, root: nn.Module, module: nn.Module, device: torch.device | None = None) -> nn.Module:
+        """What comes after: the rest is moved, and its gradients are averaged."""
+        on_device(module, device or self.root_device)
+        replicated = [parameter for parameter in module.parameters() if is_replicated(parameter)]
+        self._whole[root] = WholeParameters(replicated, self.data_group, self.data_world_size)
+        return root
+
+    def _policies(self) -> tuple[MixedPrecisionPolicy, MixedPrecisionPolicy]:
+        """For each unit, and for the module as a whole, whose result alone has another format."""
+        if isinstance(self.precision, FSDPPrecision):
+            return self.precision.policy, self.precision.root_policy
+        return MixedPrecisionPolicy(), MixedPrecisionPolicy()
 
     def _sharded_parameters(self, root: nn.Module) -> list[nn.Parameter]:
         reshard(root)
@@ -287,11 +332,6 @@ class ShardedStrategy(ParallelStrategy):
 def _was_gathered(parameter: Tensor) -> bool:
     """Whether ``parameter`` is memory that sharding has filled for a forward: it is empty by now, or will be."""
     return parameter.numel() > 0 and not parameter.is_meta and parameter.untyped_storage().size() == 0
-
-
-def is_sharded_by_user(module: nn.Module) -> bool:
-    """Whether the user's own function has applied ``fully_shard`` to the module as a whole."""
-    return isinstance(module, FSDPModule)
 
 
 def on_device(module: nn.Module, device: torch.device) -> None:

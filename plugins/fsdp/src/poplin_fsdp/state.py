@@ -36,7 +36,10 @@ class Gathering:
         if key not in self._done:
             with torch.no_grad():
                 full = tensor.detach().full_tensor()
-            self._done[key] = (tensor, full.cpu() if self._keeps else _EMPTY)  # the first keeps the storage's id its own
+            self._done[key] = (
+                tensor,
+                full.cpu() if self._keeps else _EMPTY,
+            )
         return self._done[key][1]
 
 

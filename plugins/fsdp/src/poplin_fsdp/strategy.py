@@ -10,19 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
 from poplin.errors import ArgumentValueError
 from poplin.utilities import rank_zero_deprecation
 from poplin_fsdp.checkpointing import checkpoint_activations
-from poplin_fsdp.grouping import groups_of
 from poplin_fsdp.mesh import REPLICATE, SHARD, as_sizes, check_sizes, make_mesh
 from poplin_fsdp.policies import mixed_precision_policy, offload_policy, shard_options, sharding_of
-from poplin_fsdp.precision import FSDPPrecision
-from poplin_fsdp.root import ShardedRoot
 from poplin_fsdp.selecting import as_policy, selected
-from poplin_fsdp.sharded import ShardedStrategy, on_device
-from poplin_fsdp.whole import WholeParameters, cant_be_sharded
+from poplin_fsdp.sharded import ShardedStrategy
 
 if TYPE_CHECKING:
     from poplin.accelerators import Accelerator
@@ -149,26 +145,12 @@ class FSDPStrategy(ShardedStrategy):
     def _shard(self, module: nn.Module) -> nn.Module:
         assert self._mesh is not None
         chosen = selected(module, self.auto_wrap_policy)
+        self._start(module)
         checkpoint_activations(module, self.activation_checkpointing_policy)
-        self._broadcast_values(module)
-        root = ShardedRoot(module, self.run_engine)
-        whole = [parameter for parameter in module.parameters() if cant_be_sharded(parameter)]
-        options = dict(self.fsdp_kwargs)
-        ignored = {*whole, *(options.pop("ignored_params", None) or ())}
-        policy, root_policy = self._policies()
-        for group in groups_of(root, chosen):
-            is_root = root in group
-            fully_shard(
-                group if len(group) > 1 else group[0],  # type: ignore[arg-type]
-                mesh=self._mesh,
-                mp_policy=root_policy if is_root else policy,
-                offload_policy=self._offload(),
-                ignored_params=ignored or None,
-                **options,
-            )
-        on_device(module, self.root_device) if not self._offloads else None
-        self._whole[root] = WholeParameters(whole, self.data_group, self.data_world_size)
-        return root
+        offload = self._offload()
+        root = self._fully_sharded(module, self._mesh, chosen, {**self.fsdp_kwargs, "offload_policy": offload})
+        offloads = isinstance(offload, CPUOffloadPolicy)
+        return self._finish(root, module, torch.device("cpu") if offloads else None)
 
     def _policies(self) -> tuple[MixedPrecisionPolicy, MixedPrecisionPolicy]:
         """For each unit, and for the module as a whole, whose result alone has another format."""
@@ -176,14 +158,7 @@ class FSDPStrategy(ShardedStrategy):
             given = self.mixed_precision
             inner = dataclasses.replace(given, output_dtype=None)
             return inner, dataclasses.replace(given, output_dtype=given.output_dtype or torch.float32)
-        if isinstance(self.precision, FSDPPrecision):
-            return self.precision.policy, self.precision.root_policy
-        return MixedPrecisionPolicy(), MixedPrecisionPolicy()
+        return super()._policies()
 
     def _offload(self) -> Any:
         return offload_policy(self.cpu_offload, pin_memory=self.root_device.type != "cpu")
-
-    @property
-    def _offloads(self) -> bool:
-        return isinstance(self._offload(), CPUOffloadPolicy)
-

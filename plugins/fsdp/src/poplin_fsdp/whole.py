@@ -1,7 +1,7 @@
-"""Parameters that can't be sharded: those without a dimension, and those that are no floating-point numbers.
+"""Parameters that are not sharded over the data: each rank that gets other data has them too.
 
-Each rank keeps them whole. ``fully_shard`` does nothing about the gradients of what it ignores, so they are averaged
-here.
+They have no dimension, are no floating-point numbers, or were left alone by the user. ``fully_shard`` does nothing
+about the gradients of what it ignores, so they are averaged here.
 """
 
 from __future__ import annotations
@@ -12,11 +12,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
+
+from poplin_fsdp.mesh import REPLICATE, SHARD
 
 
 def cant_be_sharded(parameter: nn.Parameter) -> bool:
     """Whether ``fully_shard`` can't take it."""
     return parameter.dim() == 0 or not (parameter.is_floating_point() or parameter.is_complex())
+
+
+def is_replicated(parameter: nn.Parameter) -> bool:
+    """Whether ``fully_shard`` has left it alone, so that nothing averages its gradient over the data."""
+    if not isinstance(parameter, DTensor):
+        return True
+    return not {REPLICATE, SHARD} & set(parameter.device_mesh.mesh_dim_names or ())
 
 
 class WholeParameters:
@@ -41,6 +51,8 @@ class WholeParameters:
         ]
 
     def _average(self, parameter: torch.Tensor) -> None:
-        if self.enabled and self._world_size > 1 and parameter.grad is not None:
-            dist.all_reduce(parameter.grad, dist.ReduceOp.SUM, group=self._group)
-            parameter.grad /= self._world_size
+        gradient: Any = parameter.grad
+        if self.enabled and self._world_size > 1 and gradient is not None:
+            part = gradient._local_tensor if isinstance(gradient, DTensor) else gradient
+            dist.all_reduce(part, dist.ReduceOp.SUM, group=self._group)
+            part /= self._world_size
