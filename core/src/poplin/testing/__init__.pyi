@@ -1,4 +1,6 @@
 # Written by core/generate_stubs.py from the tables of the lazy faces and registry/known.toml; change those.
+from poplin.testing.calls import RankResult as RankResult
+from poplin.testing.calls import call_in_ranks as call_in_ranks
 from poplin.testing.case import Case as Case
 from poplin.testing.checking import check as check
 from poplin.testing.checking import run_suite as run_suite
@@ -6,6 +8,7 @@ from poplin.testing.checking import suite_for as suite_for
 from poplin.testing.compliance import Compliance as Compliance
 from poplin.testing.distributions import make_distribution as make_distribution
 from poplin.testing.distributions import plugin_source as plugin_source
+from poplin.testing.fakes import fake_accelerator as fake_accelerator
 from poplin.testing.outcomes import ComplianceError as ComplianceError
 from poplin.testing.outcomes import NotClaimed as NotClaimed
 from poplin.testing.outcomes import Outcome as Outcome

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,10 @@ def main(folder: Path, rank: int) -> int:
         The exit code.
     """
     orders = json.loads((folder / "orders.json").read_text())
+    if "call" in orders:
+        from poplin.testing.calls import answer
+
+        return answer(folder, rank, orders["call"])
     suite = load_suite(orders["suite"])()
     wanted = {one.method: one for one in requirements(type(suite))}
     post = _Post(folder, rank, orders["processes"])
@@ -79,17 +84,31 @@ def load_suite(where: dict[str, Any]) -> type[Any]:
     Raises:
         LaunchError: it can't be had here.
     """
-    module = _module(where["module"], where["file"])
-    suite: Any = module
-    for part in where["qualname"].split("."):
-        suite = getattr(suite, part, None)
+    suite = load_object(where)
     if not isinstance(suite, type):
-        raise LaunchError(
-            f"The suite {where['qualname']} of {where['file']} can't be had in another process. Define it at the top "
-            "of its module."
-        )
+        raise LaunchError(f"{where['qualname']} of {where['file']} is no suite.")
     attributes = where["attributes"]
     return type(suite.__name__, (suite,), attributes) if attributes else suite
+
+
+def load_object(where: Mapping[str, Any]) -> Any:
+    """A class or function of a module, in another process than that which described it.
+
+    Args:
+        where: ``module``, ``file`` and ``qualname``.
+
+    Raises:
+        LaunchError: it can't be had here.
+    """
+    found: Any = _module(where["module"], where["file"])
+    for part in where["qualname"].split("."):
+        found = getattr(found, part, None)
+    if found is None:
+        raise LaunchError(
+            f"{where['qualname']} of {where['file']} can't be had in another process. Define it at the top of its "
+            "module."
+        )
+    return found
 
 
 def _module(name: str, file: str) -> Any:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -81,6 +83,7 @@ class Saving(StrategyBase):
         fabric, module, optimizer = self._trained(case)
         path = case.folder / "checkpoint"
         fabric.save(path, {"model": module, "optimizer": optimizer})
+        _wait_for(path)
         fresh, its_optimizer = self.set_up(fabric, seed=5)
         fabric.load(path, {"model": fresh, "optimizer": its_optimizer})
         fabric_training(fabric, fresh, its_optimizer, STEPS, start=STEPS)
@@ -94,6 +97,7 @@ class Saving(StrategyBase):
         fabric, module, _ = self._trained(case)
         path = case.folder / "checkpoint"
         fabric.save(path, {"model": module})
+        _wait_for(path)
         fabric.barrier("saved")
         if case.rank == 0:
             reference = seeded(self.model)
@@ -128,6 +132,7 @@ class Saving(StrategyBase):
         case.expect_error(Exception, lambda: fabric.save(path, {"model": module}), "where rank 0 can't write")
         writer.fails = False
         fabric.save(path, {"model": module})
+        _wait_for(path)
         case.expect(path.exists(), "a checkpoint, by the next save", "nothing")
 
     def _trained(self, case: Case) -> tuple[Fabric, Any, Any]:
@@ -156,6 +161,13 @@ class _Noting(TorchCheckpointIO):
         if self.fails:
             raise OSError("the disk is full, says the check")
         super().save_checkpoint(checkpoint, path, storage_options=storage_options)
+
+
+def _wait_for(path: Path) -> None:
+    """Until the checkpoint is there, for a while: that it is there at once is another check's matter."""
+    deadline = time.monotonic() + 5
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 @contextlib.contextmanager
