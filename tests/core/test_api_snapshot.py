@@ -28,6 +28,19 @@ def interfaces():
             yield ParallelStrategy
 
 
+def the_kit():
+    """The names of ``poplin.testing``, with their signatures, and each suite's checks."""
+    from poplin import testing
+    from poplin.testing.requirement import requirements
+
+    for name in testing.__all__:
+        value = getattr(testing, name)
+        arguments = "" if isinstance(value, type) or not callable(value) else str(inspect.signature(value))
+        yield f"testing {name}{arguments}".replace("'", "")
+        if isinstance(value, type) and issubclass(value, testing.Compliance):
+            yield from (f"testing {name}: {one.method} [{one.member}]" for one in requirements(value))
+
+
 def pinned():
     from poplin import fabric
     from poplin.registry import hookspecs
@@ -36,6 +49,7 @@ def pinned():
     for name, function in vars(hookspecs).items():
         if name.startswith("poplin_"):
             lines.append(f"hook {name}{str(inspect.signature(function)).replace(chr(39), '')}")
+    lines += the_kit()
     lines += [f"kind {kind.name}: {kind.group} {kind.hook} {kind.roles}" for kind in KINDS.values()]
     return lines
 

@@ -19,7 +19,9 @@ from poplin.testing.ranks import report as report
 from poplin.testing.ranks import run_ranks as run_ranks
 from poplin.testing.requirement import SEVERAL as SEVERAL
 from poplin.testing.requirement import requirement as requirement
+from poplin.testing.simulated import SimulatedStrategy as SimulatedStrategy
 from poplin.testing.simulated import run_simulated as run_simulated
+from poplin.testing.simulated import simulated_strategies as simulated_strategies
 from poplin.testing.strategies import RankEnvironment as RankEnvironment
 from poplin.testing.strategies import bind_strategy as bind_strategy
 from poplin.testing.strategies import error_of as error_of

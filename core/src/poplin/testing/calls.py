@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from poplin.errors import ArgumentTypeError
+from poplin.testing.loading import load_object
 from poplin.testing.ranks import free_port
 from poplin.testing.warm import Server
 
@@ -104,8 +105,6 @@ def answer(folder: Path, rank: int, where: Mapping[str, Any]) -> int:
     Returns:
         Its exit code.
     """
-    from poplin.testing.rank import load_object
-
     told: tuple[Any, str]
     try:
         function = load_object(where)

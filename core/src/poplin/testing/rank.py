@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import faulthandler
 import functools
-import importlib
-import importlib.util
 import json
 import os
-import sys
 import time
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from poplin.errors import LaunchError
+from poplin.testing.calls import answer
 from poplin.testing.case import Case
+from poplin.testing.loading import load_suite
 from poplin.testing.outcomes import ComplianceError, NotClaimed
 from poplin.testing.ranks import free_port
 from poplin.testing.requirement import Requirement, requirements
@@ -34,8 +31,6 @@ def main(folder: Path, rank: int) -> int:
     """
     orders = json.loads((folder / "orders.json").read_text())
     if "call" in orders:
-        from poplin.testing.calls import answer
-
         return answer(folder, rank, orders["call"])
     suite = load_suite(orders["suite"])()
     wanted = {one.method: one for one in requirements(type(suite))}
@@ -76,58 +71,6 @@ def run_check(suite: Any, about: Requirement, case: Case) -> dict[str, str]:
             "message": f"  expected: no error\n  found:    {type(error).__name__}: {error}\n{told}",
         }
     return {"status": "passed", "kind": "", "message": ""}
-
-
-def load_suite(where: dict[str, Any]) -> type[Any]:
-    """The class of a suite, in another process than that which described it (``describe``).
-
-    Raises:
-        LaunchError: it can't be had here.
-    """
-    suite = load_object(where)
-    if not isinstance(suite, type):
-        raise LaunchError(f"{where['qualname']} of {where['file']} is no suite.")
-    attributes = where["attributes"]
-    return type(suite.__name__, (suite,), attributes) if attributes else suite
-
-
-def load_object(where: Mapping[str, Any]) -> Any:
-    """A class or function of a module, in another process than that which described it.
-
-    Args:
-        where: ``module``, ``file`` and ``qualname``.
-
-    Raises:
-        LaunchError: it can't be had here.
-    """
-    found: Any = _module(where["module"], where["file"])
-    for part in where["qualname"].split("."):
-        found = getattr(found, part, None)
-    if found is None:
-        raise LaunchError(
-            f"{where['qualname']} of {where['file']} can't be had in another process. Define it at the top of its "
-            "module."
-        )
-    return found
-
-
-def _module(name: str, file: str) -> Any:
-    if name != "__main__":
-        try:
-            module = importlib.import_module(name)
-        except ImportError:
-            module = None
-        if module is not None and os.path.realpath(getattr(module, "__file__", None) or "") == os.path.realpath(file):
-            return module
-    name = "poplin_compliance_suite" if name == "__main__" else name
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise LaunchError(f"The module {name} of a suite can't be had from {file} in another process.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    sys.path.append(str(Path(file).parent))
-    spec.loader.exec_module(module)
-    return module
 
 
 class _Post:

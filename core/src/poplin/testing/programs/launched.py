@@ -17,7 +17,7 @@ from typing import Any
 import poplin
 from poplin import Fabric, registry
 from poplin.strategies import ParallelStrategy
-from poplin.testing.rank import load_suite
+from poplin.testing.loading import load_suite
 
 LARGE = 3_000_000
 
