@@ -21,8 +21,10 @@ from typing import Any, NamedTuple, NoReturn
 
 from poplin.errors import LaunchError
 
+#: The module whose ``main(folder, rank)`` a rank runs. (By name: it is built on this one.)
+_RANK = "poplin.testing.rank"
 #: What the server imports before it forks.
-PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "numpy", "poplin.fabric", "poplin.testing.rank")
+PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "numpy", "poplin.fabric", _RANK)
 #: Seconds that processes of a rank have to end by themselves once the rank has ended.
 _SETTLE_SECONDS = 5.0
 
@@ -224,9 +226,7 @@ def _be_rank(rank: int, request: dict[str, Any]) -> NoReturn:
         os.chdir(request["cwd"])
         sys.path[:] = request["path"]
         faulthandler.enable()
-        from poplin.testing import rank as ranks
-
-        code = ranks.main(folder, rank)
+        code = importlib.import_module(_RANK).main(folder, rank)
     except BaseException as error:
         import traceback
 
