@@ -1,0 +1,36 @@
+"""Checkpoints of torch_xla's tensors: they come to the host first, and a file is then like any other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from poplin.checkpoint import StoragePath, TorchCheckpointIO
+from poplin.utilities import apply_to_tensors
+from poplin_tpu import runtime
+
+
+class XLACheckpointIO(TorchCheckpointIO):
+    """Files as ``torch`` writes them, of the same content on every device: load them anywhere."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: StoragePath, storage_options: Any | None = None
+    ) -> None:
+        """Bring every tensor to the host, those that are one staying one, and write the file."""
+        super().save_checkpoint(to_host(checkpoint), path, storage_options)
+
+
+def to_host(state: Any) -> Any:
+    """``state`` with its tensors on the CPU; all of them are computed in one step of the device."""
+    runtime.xla().sync()
+    done: dict[int, torch.Tensor] = {}
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type != runtime.TORCH_XLA:
+            return tensor
+        if id(tensor) not in done:
+            done[id(tensor)] = tensor.detach().cpu()
+        return done[id(tensor)]
+
+    return apply_to_tensors(state, move)
