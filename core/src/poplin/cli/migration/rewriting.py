@@ -85,7 +85,9 @@ def _rewrite_use(plan: Plan, findings: Findings, use: Use, found: Target, moves:
     else:
         text = found.dotted
     if found.module != home or not moves:
-        plan.need(binding.statement, found.module)
+        for other in findings.bindings:  # the import of another function may bind the same name
+            if other.local == use.local:
+                plan.need(other.statement, found.module)
     plan.expressions[use.node] = expression(text)
 
 
@@ -166,9 +168,7 @@ def _from_statements(
         if not aliases:
             continue
         if first:
-            last = aliases[-1]
-            if statement.lpar is None:
-                last = last.with_changes(comma=cst.MaybeSentinel.DEFAULT)
+            last = _as_last(statement, aliases[-1])
             yield statement.with_changes(module=home, names=[*aliases[:-1], last])
         else:
             plain = [alias.with_changes(comma=cst.MaybeSentinel.DEFAULT) for alias in aliases]
@@ -176,6 +176,18 @@ def _from_statements(
             plan.comments[new] = "  ".join(comment for alias in aliases for comment in _comments(alias))
             yield new
         first = False
+
+
+def _as_last(statement: cst.ImportFrom, alias: cst.ImportAlias) -> cst.ImportAlias:
+    """``alias`` with what stands before the closing bracket."""
+    assert not isinstance(statement.names, cst.ImportStar)
+    before = statement.names[-1].comma
+    if statement.lpar is None or not isinstance(before, cst.Comma) or not isinstance(alias.comma, cst.Comma):
+        return alias.with_changes(comma=cst.MaybeSentinel.DEFAULT)
+    end, own = before.whitespace_after, alias.comma.whitespace_after
+    if isinstance(end, cst.ParenthesizedWhitespace) and isinstance(own, cst.ParenthesizedWhitespace):
+        end = end.with_changes(first_line=own.first_line, empty_lines=[])
+    return alias.with_changes(comma=before.with_changes(whitespace_after=end))
 
 
 def _comments(node: cst.CSTNode) -> list[str]:
@@ -196,9 +208,7 @@ def _rewrite_star(plan: Plan, findings: Findings, statement: cst.ImportFrom, mod
     plan.statements[statement] = [
         cst.ImportFrom(module=expression(found.module), names=[cst.ImportAlias(cst.Name(name)) for name in used])
     ]
-    plan.remarks.append(
-        Remark(line, f"from {module} import *: it names now what is used here; check that nothing lacks")
-    )
+    plan.remarks.append(Remark(line, f"from {module} import *: it names now what is used here; check it"))
 
 
 class RegistryCalls:
@@ -212,40 +222,42 @@ class RegistryCalls:
         self.functions: dict[cst.CSTNode, cst.CSTNode] = {}
         #: Imported names that nothing reads any more.
         self.dropped: set[cst.CSTNode] = set()
-        self._calls: list[tuple[cst.Call, list[cst.Arg], cst.BaseSmallStatement]] = []
+        self._calls: list[tuple[cst.Call, list[cst.Arg], list[cst.BaseSmallStatement]]] = []
         rewritten: dict[str, int] = {}
         for call in findings.calls:
             local = dotted(call.func).partition(".")[0]
-            statement, alias = _importing(findings, local)
+            statements, aliases = _importing(findings, local)
             arguments = _registration(call, _kind_of(findings, call))
-            if statement is None or arguments is None:
+            if not statements or arguments is None:
                 continue  # the view of the registry does the same
-            self._calls.append((call, arguments, statement))
+            self._calls.append((call, arguments, statements))
             self.functions[call.func] = call
-            if alias is not None:
-                rewritten[local] = rewritten.get(local, 0) + 1
-                if rewritten[local] == findings.reads.get(local, 0):
-                    self.dropped.add(alias)
+            rewritten[local] = rewritten.get(local, 0) + 1
+            if rewritten[local] == findings.reads.get(local, 0):
+                self.dropped |= set(aliases)
 
     def add_to(self, plan: Plan) -> None:
         """Let the plan have them."""
-        for call, arguments, statement in self._calls:
+        for call, arguments, statements in self._calls:
             plan.expressions[call] = call.with_changes(func=expression("poplin.register"), args=arguments)
-            plan.need(statement, "poplin")
+            for statement in statements:
+                plan.need(statement, "poplin")
 
 
 def _kind_of(findings: Findings, call: cst.Call) -> str:
     return "strategies" if findings.registries[call].startswith("STRATEGY") else "accelerators"
 
 
-def _importing(findings: Findings, local: str) -> tuple[cst.BaseSmallStatement | None, cst.ImportAlias | None]:
-    """The import that binds a name, and its part of it where that is nothing but the name."""
-    for statement, _ in findings.objects:
-        for alias in statement.names if not isinstance(statement.names, cst.ImportStar) else ():
-            if (local_name(alias) or dotted(alias.name)) == local:
-                is_registry = dotted(alias.name).endswith("_REGISTRY")
-                return statement, alias if is_registry else None
-    return next((binding.statement for binding in findings.bindings if binding.local == local), None), None
+def _importing(findings: Findings, local: str) -> tuple[list[cst.BaseSmallStatement], list[cst.ImportAlias]]:
+    """The imports that bind a name, and their parts that are the registry itself."""
+    aliases = {
+        alias: statement
+        for statement, _ in findings.objects
+        for alias in (() if isinstance(statement.names, cst.ImportStar) else statement.names)
+        if (local_name(alias) or dotted(alias.name)) == local and dotted(alias.name).endswith("_REGISTRY")
+    }
+    modules = [binding.statement for binding in findings.bindings if binding.local == local]
+    return [*aliases.values(), *modules], list(aliases)
 
 
 def _registration(call: cst.Call, kind: str) -> list[cst.Arg] | None:

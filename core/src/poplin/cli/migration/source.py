@@ -35,7 +35,7 @@ def migrate_source(source: bytes) -> Migrated:
         return Migrated(source, [])
     try:
         module = cst.parse_module(source)
-    except (cst.ParserSyntaxError, UnicodeDecodeError, LookupError) as error:
+    except (cst.ParserSyntaxError, SyntaxError, UnicodeDecodeError, LookupError) as error:
         raise SourceError(_reason(error)) from error
     wrapper = metadata.MetadataWrapper(module)
     findings = Findings()
