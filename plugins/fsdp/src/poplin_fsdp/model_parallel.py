@@ -155,7 +155,7 @@ class ModelParallelStrategy(ShardedStrategy):
 
     def _parallelise(self, module: nn.Module, plan: Mapping[str, Any] | None) -> nn.Module:
         assert self._mesh is not None
-        self._start(module)
+        before = self._start(module)
         if self.parallelize_fn is not None:
             result = self.parallelize_fn(module, self._mesh)
             if result is not module:
@@ -168,7 +168,7 @@ class ModelParallelStrategy(ShardedStrategy):
             assert plan is not None
             apply_plan(module, self._mesh[TENSOR], plan)
             root = self._sharded_root(module)
-        return self._finish(root, module)
+        return self._finish(root, module, before)
 
     def _sharded_root(self, module: nn.Module) -> nn.Module:
         """Sharded along the data dimension, if there is one, or parameters are to be gathered in another format."""

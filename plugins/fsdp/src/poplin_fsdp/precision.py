@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from poplin.errors import ArgumentValueError
 from poplin.precision import Precision
 from poplin.utilities import apply_to_tensors
+from poplin_fsdp.materialise import recorded
 from poplin_fsdp.scaling import Scaling, ShardedScaler
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ class FSDPPrecision(Precision):
             self._scaling = Scaling(self._scaler or ShardedScaler(device=self.device_type))
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        return module.to(self._formats.parameters)
+        with recorded(module, torch.device(self.device_type)):
+            return module.to(self._formats.parameters)
 
     def convert_input(self, data: Any) -> Any:
         return _cast(data, self._formats.parameters)

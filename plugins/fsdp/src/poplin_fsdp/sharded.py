@@ -24,7 +24,9 @@ from poplin.strategies import (
 )
 from poplin_fsdp.clip import clip_norm, clip_value
 from poplin_fsdp.grouping import groups_of
+from poplin_fsdp.materialise import Deferral, RngState
 from poplin_fsdp.mesh import data_dimensions, destroy_groups
+from poplin_fsdp.parameters import Before
 from poplin_fsdp.precision import FSDPPrecision, make_precision
 from poplin_fsdp.root import GradientSync, ShardedRoot, reshard, sharded_parts
 from poplin_fsdp.state import Gathering, place, placed
@@ -63,6 +65,7 @@ class ShardedStrategy(ParallelStrategy):
         self.checkpoint_io_name = "sharded" if state_dict_type == "sharded" else "torch"
         self._mesh: DeviceMesh | None = None
         self._data_mesh: DeviceMesh | None = None
+        self._deferral: Deferral | None = None
         #: What was set up → what averages the gradients of its whole parameters.
         self._whole: weakref.WeakKeyDictionary[nn.Module, WholeParameters] = weakref.WeakKeyDictionary()
 
@@ -146,6 +149,7 @@ class ShardedStrategy(ParallelStrategy):
     def teardown(self) -> None:
         mesh, self._mesh, self._data_mesh = self._mesh, None, None
         self._whole.clear()
+        self._deferral = None
         if mesh is not None and self._makes_groups:
             destroy_groups(mesh)
         super().teardown()
@@ -154,7 +158,8 @@ class ShardedStrategy(ParallelStrategy):
     _makes_groups = True
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_mesh": None, "_data_mesh": None, "_whole": weakref.WeakKeyDictionary()}
+        own = {"_mesh": None, "_data_mesh": None, "_deferral": None, "_whole": weakref.WeakKeyDictionary()}
+        return {**super().__getstate__(), **own}
 
     def _device_type(self) -> str:
         return self.accelerator.device_type if self.accelerator is not None else self.root_device.type
@@ -190,9 +195,43 @@ class ShardedStrategy(ParallelStrategy):
             )
         return optimizer
 
-    def _start(self, module: nn.Module) -> None:
-        """What comes before anything is sharded: all ranks start from rank 0's values; a collective."""
+    @property
+    def _deferred(self) -> Deferral:
+        if self._deferral is None:
+            self._deferral = Deferral(self.root_device, self._rng())
+        return self._deferral
+
+    def _rng(self) -> RngState:
+        accelerator = self.accelerator
+        if self.root_device.type == "cpu" or accelerator is None or accelerator.rng_state() is None:
+            return torch.get_rng_state, torch.set_rng_state
+        return accelerator.rng_state, accelerator.set_rng_state  # type: ignore[return-value]
+
+    def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
+        """Context in which new modules are on the meta device, and get their values when they are set up.
+
+        These are the values that one process would give them after the same seed.
+
+        Args:
+            empty_init: True: weights get no values (they will be loaded); False: modules are made for real, whole, on
+                the device.
+        """
+        if empty_init is False:
+            return super().module_init_context(empty_init)
+        return self._deferred.making(bool(empty_init))
+
+    def module_sharded_context(self) -> AbstractContextManager[Any]:
+        return self.module_init_context()
+
+    def _start(self, module: nn.Module) -> Before:
+        """What comes before anything is sharded: all ranks start from rank 0's values; a collective.
+
+        Raises:
+            UsageError: initial values are lost, or something hangs on a parameter that sharding replaces.
+        """
+        before = Before(module, self._deferred.start(module))
         self._broadcast_values(module)
+        return before
 
     def _fully_sharded(
         self, module: nn.Module, mesh: DeviceMesh, chosen: list[nn.Module], options: Mapping[str, Any]
@@ -221,9 +260,24 @@ class ShardedStrategy(ParallelStrategy):
             )
         return root
 
-    def _finish(self, root: nn.Module, module: nn.Module, device: torch.device | None = None) -> nn.Module:
-        """What comes after: the rest is moved, and its gradients are averaged."""
-        on_device(module, device or self.root_device)
+    def _finish(
+        self, root: nn.Module, module: nn.Module, before: Before, device: torch.device | None = None
+    ) -> nn.Module:
+        """What comes after: the rest is moved, what has no values gets them, and whole gradients will be averaged.
+
+        Args:
+            root: what runs the module.
+            module: the user's.
+            before: what :meth:`_start` returned.
+            device: of sharded parameters, if it is another one (offloaded).
+        """
+        on_device(module, self.root_device)
+        if before.deferred is not None:
+            here = self.root_device
+            self._deferred.finish(
+                before.deferred, lambda tensor: device if device and isinstance(tensor, DTensor) else here
+            )
+        before.keep_attributes()
         replicated = [parameter for parameter in module.parameters() if is_replicated(parameter)]
         self._whole[root] = WholeParameters(replicated, self.data_group, self.data_world_size)
         return root

@@ -75,11 +75,13 @@ def place(value: Tensor, like: Any) -> Tensor:
     if not isinstance(like, DTensor) or isinstance(value, DTensor) or value.shape != like.shape:
         return value
     part = local_part(value.detach(), like.device_mesh, like.placements)
-    return like_sharded(part.to(like.device_mesh.device_type), like)
+    return like_sharded(part.to(like.device), like)
 
 
 def like_sharded(local: Tensor, like: DTensor) -> DTensor:
-    """A DTensor of the layout of ``like`` whose part on this rank is ``local``."""
+    """A DTensor of the layout of ``like`` whose part on this rank is ``local``, on the device where that is."""
+    if local.device.type != like.device_mesh.device_type:  # offloaded
+        return DTensor(local.contiguous(), like._spec, requires_grad=False)  # type: ignore[abstract]
     return DTensor.from_local(
         local.contiguous(),
         like.device_mesh,

@@ -145,12 +145,12 @@ class FSDPStrategy(ShardedStrategy):
     def _shard(self, module: nn.Module) -> nn.Module:
         assert self._mesh is not None
         chosen = selected(module, self.auto_wrap_policy)
-        self._start(module)
+        before = self._start(module)
         checkpoint_activations(module, self.activation_checkpointing_policy)
         offload = self._offload()
         root = self._fully_sharded(module, self._mesh, chosen, {**self.fsdp_kwargs, "offload_policy": offload})
         offloads = isinstance(offload, CPUOffloadPolicy)
-        return self._finish(root, module, torch.device("cpu") if offloads else None)
+        return self._finish(root, module, before, torch.device("cpu") if offloads else None)
 
     def _policies(self) -> tuple[MixedPrecisionPolicy, MixedPrecisionPolicy]:
         """For each unit, and for the module as a whole, whose result alone has another format."""
