@@ -48,6 +48,10 @@ MOVED = {
         "def f():\n    import poplin as L\n    import poplin.loggers\n    L.Fabric\n"
         "def g():\n    import poplin as L\n    import poplin.loggers\n    L.loggers.Logger"
     ),
+    # one name, two modules
+    "from lightning.fabric import loggers as m\nm.Logger\nfrom lightning.fabric import wrappers as m\nm.is_wrapped": (
+        "from poplin import loggers as m\nm.Logger\nfrom poplin import wrappers as m\nm.is_wrapped"
+    ),
     # what only looks like a use
     "import lightning as L\nL.Fabric\ndef f(L):\n    return L.fabric.loggers": (
         "import poplin as L\nL.Fabric\ndef f(L):\n    return L.fabric.loggers"

@@ -54,8 +54,8 @@ class Use(NamedTuple):
     local: str
     found: Target | Absent
     line: int
-    #: As it stands in the source, for string annotations: part of the string.
-    text: str = ""
+    #: What it stands for, from the root of Lightning.
+    name: str
 
 
 @dataclass
@@ -75,9 +75,10 @@ class Findings:
     #: Whether the source calls something of its own ``poplin``.
     poplin_is_taken: bool = False
 
-    def binding(self, local: str) -> Binding:
-        """The first binding of a local name."""
-        return next(found for found in self.bindings if found.local == local)
+    def binding(self, use: Use) -> Binding:
+        """The binding that a use is of; of several, the one of the deepest module."""
+        found = [one for one in self.bindings if one.local == use.local and f"{use.name}.".startswith(f"{one.module}.")]
+        return max(found, key=lambda one: len(one.module))
 
 
 def dotted(node: cst.CSTNode) -> str:
@@ -162,10 +163,12 @@ class Finder(cst.CSTVisitor):
             self.findings.poplin_is_taken = True
         if all(binding.local != local for binding in self.findings.bindings):
             return False
-        found = [resolve_use(name) for name in self._names(node, "lightning")]
-        if not found:
+        names = self._names(node, "lightning")
+        if not names:
             return False
-        self.findings.uses.append(Use(node, local, found[0], self._line(node)))
+        # where several imports bind one name, what it may stand for is known and what is read of it tells
+        name = next((name for name in names if isinstance(resolve_use(name), Target)), names[0])
+        self.findings.uses.append(Use(node, local, resolve_use(name), self._line(node), name))
         return True
 
     def _names(self, node: cst.CSTNode, root: str) -> Sequence[str]:

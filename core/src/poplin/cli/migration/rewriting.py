@@ -71,12 +71,12 @@ def _moves(findings: Findings, local: str) -> bool:
     uses = [use for use in findings.uses if use.local == local]
     if all(binding.module == "lightning" for binding in bindings) and not uses:
         return False  # nothing says that this is about Fabric
-    homes = {binding.home for binding in bindings}
-    return None not in homes and len(homes) == 1 and all(isinstance(use.found, Target) for use in uses)
+    replaceable = all(binding.home for binding in bindings)
+    return replaceable and all(isinstance(use.found, Target) for use in uses)
 
 
 def _rewrite_use(plan: Plan, findings: Findings, use: Use, found: Target, moves: bool) -> None:
-    binding = findings.binding(use.local)
+    binding = findings.binding(use)
     home = binding.home or "poplin"
     root = use.local if binding.named else "poplin"
     inside = found.dotted == home or found.dotted.startswith(home + ".")
