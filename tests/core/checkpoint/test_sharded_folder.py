@@ -539,3 +539,24 @@ def test_errors_of_the_background_come_at_wait_or_at_the_next_save(saver, tmp_pa
     (tmp_path / "z" / "notes").write_text("")
     with pytest.raises(CheckpointError, match="other things stand"):
         saver.save_async(tmp_path / "z", {"a": 1})
+
+
+def test_a_folder_that_lightning_wrote(saver, tmp_path):
+    """``data/lightning_fsdp1`` was written by FSDPStrategy of lightning-fabric 2.6 in two processes."""
+    from pathlib import Path
+
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    folder = Path(__file__).parent / "data" / "lightning_fsdp1"
+    quietly(dcp_to_torch_save, folder, tmp_path / "by torch")
+    expected = torch.load(tmp_path / "by torch", weights_only=False)
+    model = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 1, bias=False))
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = {"model": model, "optimizer": optimizer, "step": 0}
+    assert saver.load(folder, state) == {"nested": {"a": [1, 2]}}
+    assert state["step"] == 7
+    assert equal(dict(model.state_dict()), {name: expected["model"][name] for name in model.state_dict()})
+    assert optimizer.param_groups[0]["lr"] == 0.02
+    for name, parameter in model.named_parameters():
+        for key, value in expected["optimizer"]["state"][name].items():
+            assert torch.equal(optimizer.state[parameter][key], value)

@@ -154,8 +154,7 @@ class FolderSave(PreparedSave):
             part = part_of(tensor)
             if part is None:
                 continue
-            values_here = math.prod(part.sizes)
-            if not values_here and math.prod(part.shape):
+            if not part.local.numel() and math.prod(part.shape) != 0:
                 continue  # none of its values is on this rank
             self._parts[name] = part
             path = skeleton.paths[name]
