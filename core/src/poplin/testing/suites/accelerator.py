@@ -85,7 +85,7 @@ class Queries(Common):
         case.expect(found[1].strip(), "a reason in words", repr(found[1]))
         case.expect_equal(cls.is_available(), found[0], "is_available(), as availability() says")
 
-    @requirement("Accelerator.availability")
+    @requirement("Accelerator.availability", alone=True)
     def test_asking_makes_no_context_and_spoils_no_fork(self, case: Case) -> None:
         """After every query no device module of torch is initialised, and a forked process works."""
         self._ask_everything()
@@ -101,7 +101,7 @@ class Queries(Common):
                 os._exit(code)
         case.expect_equal(os.waitpid(pid, 0)[1], 0, "exit code of a process that was forked after the queries")
 
-    @requirement("Accelerator.availability")
+    @requirement("Accelerator.availability", alone=True)
     def test_asking_claims_no_device_slot(self, case: Case) -> None:
         """After every query torch's one slot for out-of-tree devices (PrivateUse1) belongs to whom it did."""
         before = torch._C._get_privateuse1_backend_name()
