@@ -14,6 +14,7 @@ from poplin.checkpoint import asynchronous
 from poplin.errors import ArgumentTypeError, NotLaunchedError, UsageError
 from poplin.registry import hookspecs
 from poplin.seed import collect_rng_states, restore_rng_states, track_accelerator
+from poplin.utilities import final
 
 if TYPE_CHECKING:
     from poplin.fabric import Fabric
@@ -158,12 +159,13 @@ def _fail(fabric: Fabric, error: BaseException) -> None:
     close(fabric, error)
 
 
-def close(fabric: Fabric, error: BaseException | None = None) -> None:
+def close(fabric: Fabric, error: BaseException | None = None, failed: bool = False) -> None:
     """Tell callbacks and loggers, then give back what was taken, in reverse order. Once.
 
     Args:
         fabric: the Fabric.
         error: the exception that ends the run, if one does; it is never hidden by what goes wrong here.
+        failed: an exception has ended the script, and callbacks are not told of it.
     """
     life = fabric._life
     if life.closed:
@@ -172,13 +174,14 @@ def close(fabric: Fabric, error: BaseException | None = None) -> None:
     if error is not None:
         _tell(fabric, "on_exception", exception=error)
     _tell(fabric, "on_close")
+    failed = failed or error is not None
     failure: BaseException | None = None
     for logger in fabric._loggers:
         finalize = getattr(logger, "finalize", None)
         if callable(finalize):
-            failure = _attempt(functools.partial(finalize, "success" if error is None else "failed"), failure)
+            failure = _attempt(functools.partial(finalize, "failed" if failed else "success"), failure)
     failure = _attempt(fabric._setups.finish, failure)
-    failure = _attempt(lambda: asynchronous.close(fabric.strategy, failed=error is not None), failure)
+    failure = _attempt(lambda: asynchronous.close(fabric.strategy, failed=failed), failure)
     hookspecs.fabric_closed(fabric)
     failure = _teardown(fabric, failure=failure)
     life.launched = False
@@ -228,13 +231,16 @@ def _attempt(action: Callable[[], Any], failure: BaseException | None) -> BaseEx
 
 
 @atexit.register
-def _close_at_exit() -> None:
+def _close_at_exit(failed: bool = False) -> None:
     """A Fabric that nobody closed: its loggers are flushed and its process group is destroyed all the same."""
     for fabric in list(_OPEN):
         try:
-            close(fabric)
+            close(fabric, failed=failed)
         except Exception as error:
             warnings.warn(f"Closing a Fabric at exit: {type(error).__name__}: {error}", stacklevel=1)
+
+
+final.before_waiting(functools.partial(_close_at_exit, failed=True))
 
 
 # --- small parts of methods

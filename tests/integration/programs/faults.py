@@ -3,6 +3,7 @@
 CASE is one of the functions at the end. What came of a case that goes on is printed as a line ``RESULT {...}``.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -61,6 +62,33 @@ def script(fault=None):
         train(fabric, fault)
 
 
+def plain_script(fault):
+    """As most scripts are: nobody closes the Fabric."""
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric.launch()
+    train(fabric, fault)
+
+
+class Stuck(torch.autograd.Function):
+    """A backward pass that hears no signal, as one that waits in native code for other ranks."""
+
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        ctypes.CDLL(None).sleep(60)
+
+
+def raise_on_0_while_1_is_stuck(fabric):
+    if fabric.global_rank == 1:
+        fabric.backward(Stuck.apply(torch.ones(1, requires_grad=True)))
+    time.sleep(0.5)  # let it get there
+    raise_on_0(fabric)
+
+
 def preempted_with_loader_workers():
     """The whole process group is told to end while loader workers live: save, and end well."""
     with Fabric(accelerator="cpu", devices=2, strategy="ddp") as fabric:
@@ -110,7 +138,8 @@ def workers():
 if __name__ == "__main__":
     cases = {
         "rank_1_raises": lambda: script(raise_on_1),
-        "rank_0_raises": lambda: script(raise_on_0),
+        "rank_0_raises": lambda: plain_script(raise_on_0),
+        "rank_0_raises_while_1_is_stuck": lambda: plain_script(raise_on_0_while_1_is_stuck),
         "rank_1_is_killed": lambda: script(kill_1),
         "goes_on": script,
         "goes_on_spawned": lambda: Fabric(accelerator="cpu", devices=2, strategy="ddp_spawn").launch(train),

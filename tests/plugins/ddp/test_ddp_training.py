@@ -190,6 +190,20 @@ out["compiled"] = spread(strategy.original_module(compiled).hidden.weight.grad)
 lenient.teardown()
 strategy.teardown()
 out["after"] = list(door(torch.ones(1, 2)).shape)
+# it goes on alone: each rank as often as it likes, gradients its own
+for _ in range(1 + RANK):
+    strategy.forward_method(door, "forward")(torch.ones(1, 2)).sum().backward()
+out["alone"] = failing.weight.grad[0, 0].item()
+# a model that goes right after its group: the group must not end under the lock that its threads wait for
+for _ in range(20):
+    short = start_strategy(DDPStrategy())
+    model = short.setup_module(nn.Linear(2, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    short.all_reduce(torch.ones(2))
+    short.broadcast({"a": RANK})
+    short.teardown()
+    del model
+out["went"] = True
 report(out)
 """
 
@@ -294,6 +308,11 @@ def test_a_compiled_replica_and_a_closed_strategy(ranks: list[Any]) -> None:
     for result in ranks:
         assert result["compiled"] < 1e-6
         assert result["after"] == [1, 2]
+    assert [result["alone"] for result in ranks] == [1.0, 2.0][: len(ranks)]
+
+
+def test_a_model_that_goes_right_after_its_group_ends_well(ranks: list[Any]) -> None:
+    assert all(result["went"] for result in ranks)
 
 
 def test_arguments_reach_torch(ranks: list[Any]) -> None:

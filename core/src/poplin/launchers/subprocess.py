@@ -265,6 +265,9 @@ class _Group:
         if self.host.aborted_at is None:
             self._settle(error)
         hand_on()
+        self._failed_here = True
+        self.host.abort(of_exception(error, self.first.global_rank))
+        final.let_go()  # ranks that wait for this one in a collective see that it has left
         self._end_others(error)
         self._tell_notes()
 

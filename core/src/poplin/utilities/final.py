@@ -24,6 +24,23 @@ def forget(action: Callable[[], None]) -> None:
         _actions.remove(action)
 
 
+_before_waiting: list[Callable[[], None]] = []
+
+
+def before_waiting(action: Callable[[], None]) -> None:
+    """Run ``action`` when an exception has ended the script, before this process waits for others that must end too.
+
+    What they may wait for, as an open process group, is let go in it. It may be run again at the exit.
+    """
+    _before_waiting.append(action)
+
+
+def let_go() -> None:
+    """An exception has ended the script, and this process is about to wait for others."""
+    for action in list(_before_waiting):
+        action()
+
+
 @atexit.register
 def _run() -> None:
     for action in list(_actions):

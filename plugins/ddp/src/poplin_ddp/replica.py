@@ -53,10 +53,30 @@ class Replica(DistributedDataParallel):
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         return self._run(self._what, super().forward, *inputs, **kwargs)
 
+    def release(self) -> None:
+        """Let the process group go: from now on the module runs by itself, and its gradients stay this rank's own.
+
+        What torch keeps of the group in C++ must not be what ends it. That would happen under Python's lock, for which
+        the group's threads may be waiting; and while it lives, the other ranks wait for this one.
+        """
+        for name in ("logger", "reducer", "process_group"):
+            self.__dict__.pop(name, None)
+        self.__class__ = _Released
+
     def method(self, name: str) -> Callable[..., Any]:
         """The user's method ``name``, run as a forward of this replica."""
         through: Callable[..., Any] = self.module.through(self, name)
         return through
+
+
+class _Released(Replica):
+    """A replica whose strategy was torn down."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        return self.module(*inputs, **kwargs)
+
+    def release(self) -> None:
+        """It was."""
 
 
 class NoSync:

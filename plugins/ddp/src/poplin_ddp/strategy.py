@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -84,6 +85,7 @@ class DDPStrategy(ParallelStrategy):
         self.start_method = start_method
         self.launcher_name = LAUNCHERS[start_method]
         self.ddp_kwargs = dict(ddp_kwargs)
+        self._replicas: list[weakref.ref[Replica]] = []
 
     def check(self, selection: Selection) -> None:
         """The devices need a process-group backend.
@@ -107,7 +109,9 @@ class DDPStrategy(ParallelStrategy):
         """Wrap ``module``, unless nothing in it can be trained: then it is returned as it is."""
         if not any(parameter.requires_grad for parameter in module.parameters()):
             return module
-        return Replica(module, self._input_device(module), self.run_engine, **self.ddp_kwargs)
+        replica = Replica(module, self._input_device(module), self.run_engine, **self.ddp_kwargs)
+        self._replicas = [*(one for one in self._replicas if one() is not None), weakref.ref(replica)]
+        return replica
 
     def original_module(self, wrapped: nn.Module) -> nn.Module:
         return wrapped.original if isinstance(wrapped, Replica) else wrapped
@@ -126,6 +130,17 @@ class DDPStrategy(ParallelStrategy):
         if enabled and isinstance(module, Replica):
             return NoSync(module)
         return nullcontext()
+
+    def teardown(self) -> None:
+        """The replicas let go of the process group; their modules go on alone."""
+        for reference in self._replicas:
+            if (replica := reference()) is not None:
+                replica.release()
+        self._replicas.clear()
+        super().teardown()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_replicas": []}
 
     def planned_memory(self, module: nn.Module, make_optimizer: Callable[..., Any] | None = None) -> Memory:
         """A whole copy, and the buckets in which gradients travel: as large as all of them, unless they are views."""
