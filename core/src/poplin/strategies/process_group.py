@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Default arguments in there hold, for ever, the group that exists when it is first imported (as building a replica does).
+# Default arguments in there hold, for ever, the group that exists at the first import (building a replica imports it).
 # The group would outlive its destruction, and the other ranks wait for it; so it is imported before any exists.
 import torch.distributed.nn
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
