@@ -15,7 +15,7 @@ from poplin.registry.kinds import KINDS
 ROOT = Path(__file__).parents[2]
 FOLDERS = [ROOT, ROOT / "core", *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
 #: Plugins that bring a library of their own; the distribution `poplin` offers them as extras.
-EXTRAS = {"poplin-deepspeed", "poplin-tensorboard"}
+EXTRAS = {"poplin-deepspeed", "poplin-tensorboard", "poplin-tpu"}
 
 
 def run(*words, code=0, timeout=600, **settings):

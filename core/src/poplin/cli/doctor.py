@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from poplin.cli.environment import run_variables
-from poplin.cli.metadata import complaints, is_installed, torch_backends
+from poplin.cli.metadata import AUTOLOAD_VARIABLE, complaints, is_installed, torch_backends
 from poplin.cli.tables import table
 
-AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 #: Seconds that the other process may take; importing torch from a slow disk takes a while.
 PROBE_TIMEOUT = 300
 #: A process with these takes itself for a rank of a run.
@@ -144,20 +143,17 @@ def _torch(report: Report, backends: Report | None) -> Iterator[Finding]:
 
 def _torch_backends(tried: Report | None) -> Iterator[Finding]:
     """What torch loads at its own import: it is torch's, and no plugin of ours, but it can break everything."""
-    off = os.environ.get(AUTOLOAD_VARIABLE) == "0"
     for point in torch_backends():
-        owner = f"{point.distribution} {point.version}"
-        label = f"torch's own: `import torch` loads the backend {point.name!r} = {point.value} of {owner}"
         error = _backend_error(tried, point.name, point.distribution)
         if error is not None:
             yield Finding(
                 BAD,
-                f"{label}, and this fails: {error}\n"
+                f"{point.described()}, and this fails: {error}\n"
                 f"Mend or uninstall {point.distribution}, or set {AUTOLOAD_VARIABLE}=0 "
                 "(`poplin run --no-torch-autoload`).",
             )
         else:
-            yield Finding(NOTE, f"{label}{f' (not now: {AUTOLOAD_VARIABLE}=0)' if off else ''}")
+            yield Finding(NOTE, point.described())
 
 
 def _backend_error(tried: Report | None, name: str, distribution: str) -> str | None:

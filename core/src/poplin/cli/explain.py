@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from poplin.cli.metadata import torch_backends
 from poplin.cli.names import check_names
 from poplin.cli.torch_import import require_torch
 
@@ -26,6 +27,8 @@ def explain(options: argparse.Namespace) -> int:
         precision=options.precision,
     )
     print(trace.render())
+    for backend in torch_backends():
+        print(f"{backend.described()} (`poplin run --no-torch-autoload` leaves it out)")
     if error is not None:
         raise error
     return 0

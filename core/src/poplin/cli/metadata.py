@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,8 @@ from poplin.registry.discovery import scan
 
 #: The entry-point group from which ``import torch`` loads the backends of other packages.
 TORCH_BACKENDS_GROUP = "torch.backends"
+#: Set to 0, it keeps torch from doing so.
+AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 class BackendEntryPoint(NamedTuple):
@@ -20,6 +23,15 @@ class BackendEntryPoint(NamedTuple):
     value: str
     distribution: str
     version: str
+
+    def described(self) -> str:
+        """What is told of it: it is torch's doing, and no plugin of ours."""
+        owner = f"{self.distribution} {self.version}"
+        off = os.environ.get(AUTOLOAD_VARIABLE) == "0"
+        return (
+            f"torch's own: `import torch` loads the backend {self.name!r} = {self.value} of {owner}"
+            f"{f' (not now: {AUTOLOAD_VARIABLE}=0)' if off else ''}"
+        )
 
 
 def distribution_summary(location: str) -> str:
