@@ -99,7 +99,8 @@ def _local_norm(parts: Sequence[Tensor], norm_type: float, device: torch.device)
     norms = torch._foreach_norm(filled, norm_type)
     dtype = max((norm.dtype for norm in norms), key=lambda dtype: dtype.itemsize)
     stacked = torch.stack([norm.to(device, dtype) for norm in norms])
-    return torch.linalg.vector_norm(stacked, norm_type)
+    norm: Tensor = torch.linalg.vector_norm(stacked, norm_type)
+    return norm
 
 
 def _over_ranks(norm: Tensor, norm_type: float, sharding: tuple[Any, ...]) -> Tensor:
@@ -120,4 +121,6 @@ def _over_ranks(norm: Tensor, norm_type: float, sharding: tuple[Any, ...]) -> Te
 def _combined(norms: Sequence[Tensor], norm_type: float) -> Tensor:
     if len(norms) == 1:
         return norms[0]
-    return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms]), norm_type)
+    stacked = torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms])
+    total: Tensor = torch.linalg.vector_norm(stacked, norm_type)
+    return total

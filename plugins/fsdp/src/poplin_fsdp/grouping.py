@@ -86,8 +86,8 @@ def _joined(units: Sequence[nn.Module], owners: dict[int, set[int]]) -> list[Gro
             group_of[unit] = together
     groups: dict[int, Group] = {}
     unique: dict[int, nn.Module] = {id(unit): unit for unit in units}
-    for key, unit in unique.items():
-        groups.setdefault(id(group_of[key]), []).append(unit)
+    for key, module in unique.items():
+        groups.setdefault(id(group_of[key]), []).append(module)
     return list(groups.values())
 
 

@@ -163,14 +163,14 @@ class ModelParallelStrategy(ShardedStrategy):
                     f"parallelize_fn returned {'None' if result is None else 'another module'}: it must change the "
                     "module that it gets in place, and return it."
                 )
-            root: nn.Module = UserShardedRoot(module, self.run_engine)
+            root: ShardedRoot = UserShardedRoot(module, self.run_engine)
         else:
             assert plan is not None
             apply_plan(module, self._mesh[TENSOR], plan)
             root = self._sharded_root(module)
         return self._finish(root, module, before)
 
-    def _sharded_root(self, module: nn.Module) -> nn.Module:
+    def _sharded_root(self, module: nn.Module) -> ShardedRoot:
         """Sharded along the data dimension, if there is one, or parameters are to be gathered in another format."""
         assert self._mesh is not None
         if self.data_world_size == 1 and self._policies()[0].param_dtype is None:

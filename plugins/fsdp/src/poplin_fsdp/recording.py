@@ -64,7 +64,7 @@ class _Operations(TorchDispatchMode):
     """Records torch's operations."""
 
     def __init__(self, tape: Tape, one_generator: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._tape, self._one_generator = tape, one_generator
 
     def __torch_dispatch__(

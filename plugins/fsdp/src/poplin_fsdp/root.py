@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from poplin.wrappers import MethodDispatch
+from poplin_fsdp.averaging import Averaging
 
 
 class ShardedRoot(MethodDispatch):
@@ -27,6 +28,34 @@ class ShardedRoot(MethodDispatch):
         super().__init__(module)
         self._run = run
         self._what = f"forward of {type(module).__name__}"
+        #: Averages the gradients of what is not sharded; given when all is sharded.
+        self.averaging: Averaging | None = None
+        self._others: list[ShardedRoot] = []
+        self._parts: list[FSDPModule] | None = None
+
+    def contains(self, others: Iterable[ShardedRoot]) -> None:
+        """Learn of the roots of modules that were set up before and stand somewhere in this one."""
+        inside = {id(part.__dict__) for part in self.modules()}  # a wrapper shares the user's dictionary
+        self._others = [other for other in others if other is not self and id(other.module.__dict__) in inside]
+
+    @property
+    def parts(self) -> list[FSDPModule]:
+        """What gathers parameters, in this module and in those that were set up before."""
+        if self._parts is None:
+            own = [part for part in self.modules() if isinstance(part, FSDPModule)]
+            self._parts = [*own, *(part for other in self._others for part in other.parts)]
+        return self._parts
+
+    @property
+    def averagings(self) -> list[Averaging]:
+        """The same for what averages gradients."""
+        own = [] if self.averaging is None else [self.averaging]
+        return [*own, *(one for other in self._others for one in other.averagings)]
+
+    def reshard(self) -> None:
+        """Put sharded parameters into the places of those that are gathered for a forward."""
+        for part in self.parts:
+            part.reshard()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -38,36 +67,26 @@ class ShardedRoot(MethodDispatch):
         return self.through(self, name)
 
 
-class GradientSync:
+class NoSync:
     """While it lasts, backward passes leave gradients whole and this rank's own."""
 
-    __slots__ = ("_before", "_parts", "_whole")
+    __slots__ = ("_before", "_root")
 
-    def __init__(self, parts: list[FSDPModule], whole: Any) -> None:
-        self._parts = parts
-        self._whole = whole
+    def __init__(self, root: ShardedRoot) -> None:
+        self._root = root
+        self._before: list[bool] = []
 
     def __enter__(self) -> None:
-        self._before = self._whole.enabled
-        self._set(False)
+        self._before = [one.enabled for one in self._root.averagings]
+        self._set([False] * len(self._before))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._set(self._before)
 
-    def _set(self, enabled: bool) -> None:
-        for part in self._parts:
-            part.set_requires_gradient_sync(enabled, recurse=False)
-        self._whole.enabled = enabled
-
-
-def sharded_parts(module: nn.Module) -> list[FSDPModule]:
-    """The modules below ``module``, itself included, that gather parameters."""
-    return [part for part in module.modules() if isinstance(part, FSDPModule)]
-
-
-def reshard(module: nn.Module) -> None:
-    """Let every part of ``module`` hold its sharded parameters again, in the place of those gathered for a forward."""
-    for part in sharded_parts(module):
-        part.reshard()
+    def _set(self, enabled: list[bool]) -> None:
+        for one, value in zip(self._root.averagings, enabled, strict=True):
+            one.enabled = value
+        for part in self._root.parts:
+            part.set_requires_gradient_sync(all(enabled), recurse=False)

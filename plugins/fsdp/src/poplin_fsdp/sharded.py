@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -22,15 +22,16 @@ from poplin.strategies import (
     load_optimizer_state_by_name,
     optimizer_state_by_name,
 )
+from poplin_fsdp.averaging import Averaging, cant_be_sharded, is_replicated
 from poplin_fsdp.clip import clip_norm, clip_value
+from poplin_fsdp.gathered import sharded_counterparts
 from poplin_fsdp.grouping import groups_of
 from poplin_fsdp.materialise import Deferral, RngState
 from poplin_fsdp.mesh import data_dimensions, destroy_groups
 from poplin_fsdp.parameters import Before
 from poplin_fsdp.precision import FSDPPrecision, make_precision
-from poplin_fsdp.root import GradientSync, ShardedRoot, reshard, sharded_parts
+from poplin_fsdp.root import NoSync, ShardedRoot
 from poplin_fsdp.state import Gathering, place, placed
-from poplin_fsdp.whole import WholeParameters, cant_be_sharded, is_replicated
 
 if TYPE_CHECKING:
     from poplin.selection import Selection
@@ -66,8 +67,8 @@ class ShardedStrategy(ParallelStrategy):
         self._mesh: DeviceMesh | None = None
         self._data_mesh: DeviceMesh | None = None
         self._deferral: Deferral | None = None
-        #: What was set up → what averages the gradients of its whole parameters.
-        self._whole: weakref.WeakKeyDictionary[nn.Module, WholeParameters] = weakref.WeakKeyDictionary()
+        #: What was set up.
+        self._roots: weakref.WeakSet[ShardedRoot] = weakref.WeakSet()
 
     # --- selection
 
@@ -148,7 +149,7 @@ class ShardedStrategy(ParallelStrategy):
 
     def teardown(self) -> None:
         mesh, self._mesh, self._data_mesh = self._mesh, None, None
-        self._whole.clear()
+        self._roots.clear()
         self._deferral = None
         if mesh is not None and self._makes_groups:
             destroy_groups(mesh)
@@ -158,7 +159,7 @@ class ShardedStrategy(ParallelStrategy):
     _makes_groups = True
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_mesh": None, "_data_mesh": None, "_deferral": None, "_whole": weakref.WeakKeyDictionary()}
+        own: dict[str, Any] = {"_mesh": None, "_data_mesh": None, "_deferral": None, "_roots": weakref.WeakSet()}
         return {**super().__getstate__(), **own}
 
     def _device_type(self) -> str:
@@ -175,23 +176,31 @@ class ShardedStrategy(ParallelStrategy):
         return super().forward_method(wrapped, name)
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Refuse an optimizer with gathered parameters in it: a step would train nothing.
+        """Let an optimizer that was made after a forward hold what is trained, instead of what was gathered for it.
 
         Raises:
-            UsageError: it was made between a forward and its backward.
+            UsageError: it holds a gathered parameter of which nobody knows where it belongs.
         """
-        known = {id(parameter) for root in self._whole for parameter in self._sharded_parameters(root)}
-        stale = [
-            tuple(parameter.shape)
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if id(parameter) not in known and not isinstance(parameter, DTensor) and _was_gathered(parameter)
-        ]
+        counterparts = sharded_counterparts(self._roots)
+        stale: list[Tensor] = []
+        for group in optimizer.param_groups:
+            for number, parameter in enumerate(group["params"]):
+                sharded = counterparts.get(id(parameter))
+                if sharded is not None:
+                    group["params"][number] = sharded
+                    if parameter in optimizer.state:
+                        state = optimizer.state.pop(parameter)
+                        optimizer.state[sharded] = {
+                            key: place(value, sharded) if isinstance(value, Tensor) else value
+                            for key, value in state.items()
+                        }
+                elif not isinstance(parameter, DTensor) and _was_gathered(parameter):
+                    stale.append(parameter)
         if stale:
             raise UsageError(
-                f"{len(stale)} of the parameters of {type(optimizer).__name__} (of shape {stale[0]}, for one) are "
-                "copies that were gathered for a forward, and not what is trained: the optimizer was made after a "
-                "forward of a sharded module. Make it right after fabric.setup_module(), before the module runs."
+                f"{len(stale)} of the parameters of {type(optimizer).__name__} (of shape {tuple(stale[0].shape)}, for "
+                "one) are copies that were gathered for a forward, and not what is trained. Make the optimizer right "
+                "after fabric.setup_module(), before the module runs."
             )
         return optimizer
 
@@ -205,7 +214,7 @@ class ShardedStrategy(ParallelStrategy):
         accelerator = self.accelerator
         if self.root_device.type == "cpu" or accelerator is None or accelerator.rng_state() is None:
             return torch.get_rng_state, torch.set_rng_state
-        return accelerator.rng_state, accelerator.set_rng_state  # type: ignore[return-value]
+        return cast(RngState, (accelerator.rng_state, accelerator.set_rng_state))
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
         """Context in which new modules are on the meta device, and get their values when they are set up.
@@ -246,11 +255,12 @@ class ShardedStrategy(ParallelStrategy):
         """
         root = ShardedRoot(module, self.run_engine)
         ignored = {parameter for parameter in module.parameters() if cant_be_sharded(parameter)}
+        ignored |= {parameter for parameter in module.parameters() if not is_replicated(parameter)}  # set up before
         ignored |= set(options.get("ignored_params") or ())
         policy, root_policy = self._policies()
         for group in groups_of(root, chosen):
             fully_shard(
-                group if len(group) > 1 else group[0],  # type: ignore[arg-type]
+                group if len(group) > 1 else group[0],
                 **{
                     **options,
                     "mesh": mesh,
@@ -261,7 +271,7 @@ class ShardedStrategy(ParallelStrategy):
         return root
 
     def _finish(
-        self, root: nn.Module, module: nn.Module, before: Before, device: torch.device | None = None
+        self, root: ShardedRoot, module: nn.Module, before: Before, device: torch.device | None = None
     ) -> nn.Module:
         """What comes after: the rest is moved, what has no values gets them, and whole gradients will be averaged.
 
@@ -279,7 +289,9 @@ class ShardedStrategy(ParallelStrategy):
             )
         before.keep_attributes()
         replicated = [parameter for parameter in module.parameters() if is_replicated(parameter)]
-        self._whole[root] = WholeParameters(replicated, self.data_group, self.data_world_size)
+        root.averaging = Averaging(replicated, self.data_group, self.data_world_size)
+        root.contains(self._roots)
+        self._roots.add(root)
         return root
 
     def _policies(self) -> tuple[MixedPrecisionPolicy, MixedPrecisionPolicy]:
@@ -287,10 +299,6 @@ class ShardedStrategy(ParallelStrategy):
         if isinstance(self.precision, FSDPPrecision):
             return self.precision.policy, self.precision.root_policy
         return MixedPrecisionPolicy(), MixedPrecisionPolicy()
-
-    def _sharded_parameters(self, root: nn.Module) -> list[nn.Parameter]:
-        reshard(root)
-        return list(root.parameters())
 
     def _broadcast_values(self, module: nn.Module) -> None:
         """Let parameters and buffers start as rank 0's, as they do under data parallelism; a collective."""
@@ -320,10 +328,7 @@ class ShardedStrategy(ParallelStrategy):
 
     def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
         """Context in which gradients stay this rank's own, and whole: it takes the memory of all of them."""
-        whole = self._whole.get(module)
-        if not enabled or whole is None:
-            return nullcontext()
-        return GradientSync(sharded_parts(module), whole)
+        return NoSync(module) if enabled and isinstance(module, ShardedRoot) else nullcontext()
 
     def clip_gradients_norm(
         self,
@@ -352,7 +357,7 @@ class ShardedStrategy(ParallelStrategy):
 
     def get_module_state_dict(self, module: nn.Module, sharded: bool = False) -> dict[str, Any]:
         """DTensors under the user's names, or their whole values on rank 0, and nothing elsewhere."""
-        reshard(module)
+        _reshard(module)
         state = super().get_module_state_dict(module, sharded)
         if sharded:
             return state
@@ -363,7 +368,7 @@ class ShardedStrategy(ParallelStrategy):
         return state if self.is_global_zero else {}
 
     def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> None:
-        reshard(module)
+        _reshard(module)
         live = super().get_module_state_dict(module, sharded=True)
         super().load_module_state_dict(module, placed(state, live), strict)
 
@@ -386,6 +391,11 @@ class ShardedStrategy(ParallelStrategy):
 def _was_gathered(parameter: Tensor) -> bool:
     """Whether ``parameter`` is memory that sharding has filled for a forward: it is empty by now, or will be."""
     return parameter.numel() > 0 and not parameter.is_meta and parameter.untyped_storage().size() == 0
+
+
+def _reshard(module: nn.Module) -> None:
+    if isinstance(module, ShardedRoot):
+        module.reshard()
 
 
 def on_device(module: nn.Module, device: torch.device) -> None:

@@ -35,7 +35,8 @@ class Gathering:
         key = (local.untyped_storage()._cdata, local.storage_offset(), tuple(tensor.shape), tensor.placements)
         if key not in self._done:
             with torch.no_grad():
-                full = tensor.detach().full_tensor()
+                sharded: Any = tensor.detach()
+                full: Tensor = sharded.full_tensor()
             self._done[key] = (
                 tensor,
                 full.cpu() if self._keeps else _EMPTY,
@@ -81,7 +82,7 @@ def place(value: Tensor, like: Any) -> Tensor:
 def like_sharded(local: Tensor, like: DTensor) -> DTensor:
     """A DTensor of the layout of ``like`` whose part on this rank is ``local``, on the device where that is."""
     if local.device.type != like.device_mesh.device_type:  # offloaded
-        return DTensor(local.contiguous(), like._spec, requires_grad=False)  # type: ignore[abstract]
+        return DTensor(local.contiguous(), like._spec, requires_grad=False)
     return DTensor.from_local(
         local.contiguous(),
         like.device_mesh,

@@ -29,7 +29,7 @@ def is_replicated(parameter: nn.Parameter) -> bool:
     return not {REPLICATE, SHARD} & set(parameter.device_mesh.mesh_dim_names or ())
 
 
-class WholeParameters:
+class Averaging:
     """Averages the gradients of parameters that every rank has whole, as soon as they are there.
 
     An average of what is averaged already is the same, so gradients may be accumulated over synchronised passes.
