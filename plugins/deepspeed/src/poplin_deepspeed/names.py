@@ -31,6 +31,10 @@ class Names:
         #: Parameter → its first name.
         self.first: dict[nn.Parameter, str] = parameter_names({"": module})
 
+    def count(self, parameter: nn.Parameter) -> int:
+        """How many names a parameter has."""
+        return sum(other is parameter for other in self.parameters.values())
+
     def user_name(self, name: str) -> str:
         """The user's name for what the engine calls ``name``: it has a dispatcher around the module."""
         own = name.removeprefix("module.")

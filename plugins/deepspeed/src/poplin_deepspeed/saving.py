@@ -56,7 +56,7 @@ def write(path: Path, state: Mapping[str, Any], captured: dict[str, Captured], r
     tag = places[0].captured.tag if places else folder.new_tag(0)
     try:
         folder.check_place(path)
-        files = _write_own(path, rest if ranks.rank == 0 else None, places, tag)
+        files = _write_own(path, rest, places, tag, ranks.rank == 0)
     except Exception as error:
         _tell(ranks, tag, {"error": f"{type(error).__name__}: {error}"})
         if isinstance(error, OSError) and not isinstance(error, CheckpointError):
@@ -77,23 +77,25 @@ def write(path: Path, state: Mapping[str, Any], captured: dict[str, Captured], r
         raise
 
 
-def _write_own(path: Path, rest: Any, places: list[Place], tag: str) -> dict[str, tuple[int, int]]:
+def _write_own(
+    path: Path, rest: Mapping[str, Any], places: list[Place], tag: str, first: bool
+) -> dict[str, tuple[int, int]]:
     files: dict[str, tuple[int, int]] = {}
-    if rest is not None:
+    if first:
         name = f"{tag}/{folder.CLIENT}"
         files[name] = folder.write_file(path / name, rest)
     for place in places:
         for own in place.captured.files:
             name = f"{place.captured.tag}/{own}"
             content = place.captured.content(own, place.tensors)
-            if rest is not None and own.endswith("_model_states.pt"):
+            if own.endswith("_model_states.pt"):
                 content = {**_client_state(rest), **content}
             files[name] = folder.write_file(path / name, content)
     return files
 
 
 def _client_state(rest: Mapping[str, Any]) -> dict[str, Any]:
-    """What DeepSpeed's own ``load_checkpoint`` is to return beside the engine: the plain values."""
+    """What DeepSpeed's own ``load_checkpoint`` is to return on rank 0 beside the engine: the plain values."""
     return {key: value for key, value in rest.items() if isinstance(value, (bool, int, float, str))}
 
 

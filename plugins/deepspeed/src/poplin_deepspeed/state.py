@@ -60,7 +60,7 @@ def module_state(state: EngineState, names: Names, plain: Mapping[str, Any], kee
             value = done[parameter]
         if keep(index):
             result[name] = value
-        elif parameter is not None:
+        elif parameter is not None and names.count(parameter) == 1:
             done[parameter] = value[:0] if value.dim() else value
     metadata = getattr(plain, "_metadata", None)
     if metadata is not None:
@@ -68,12 +68,19 @@ def module_state(state: EngineState, names: Names, plain: Mapping[str, Any], kee
     return dict(result) if not isinstance(result, dict) else result
 
 
-def load_weights(state: EngineState, names: Names, values: Mapping[str, Any]) -> None:
+def load_weights(state: EngineState, names: Names, values: Mapping[str, Any], strict: bool) -> None:
     """Put full values into the parameters: those that compute, and the float32 ones of the optimizer.
 
     Raises:
-        CheckpointMismatchError: a shape is another; nothing was written.
+        CheckpointMismatchError: a shape is another, or with ``strict`` names are missing or unknown; nothing was
+            written.
     """
+    if strict:
+        known = set(names.user.values())
+        wrong = [f"missing: {name}" for name in names.parameters if name not in values]
+        wrong += [f"unexpected: {name}" for name in values if name not in known]
+        if wrong:
+            raise CheckpointMismatchError(f"The state does not fit the module: {', '.join(wrong[:10])}.")
     wanted = {name: parameter for name, parameter in names.parameters.items() if isinstance(values.get(name), Tensor)}
     for name, parameter in wanted.items():
         if tuple(values[name].shape) != tuple(full_shape(parameter)):

@@ -538,9 +538,9 @@ class DeepSpeedStrategy(ParallelStrategy):
         if handle is None:
             super().load_module_state_dict(module, state, strict)
             return
-        states.load_weights(handle.state, handle.names, state)
+        states.load_weights(handle.state, handle.names, state, strict)
         rest = {name: value for name, value in state.items() if name not in handle.names.parameters}
-        super().load_module_state_dict(module, rest, strict=False)  # the core has compared the names
+        super().load_module_state_dict(module, rest, strict=False)
 
     def get_optimizer_state(
         self, optimizer: Optimizer | nn.Module, names: states.ParameterNames, sharded: bool = False
