@@ -16,7 +16,7 @@ from torch import Tensor
 
 from poplin.checkpoint.agreement import on_all_ranks, settle
 from poplin.checkpoint.format import map_tensors, walk_tensors
-from poplin.errors import CheckpointError
+from poplin.errors import CheckpointError, CollectiveError
 
 if TYPE_CHECKING:
     from poplin.checkpoint.checkpoint_io import CheckpointIO
@@ -61,7 +61,8 @@ class SaveHandle:
             if pending is not None and pending.handle is self:
                 pending.handle = None
             try:
-                settle(self._strategy, f"saving {self.path} in the background", self._failure)
+                if not isinstance(self._failure, CollectiveError):  # a rank is gone: there is nobody to agree with
+                    settle(self._strategy, f"saving {self.path} in the background", self._failure)
             except Exception as error:
                 self._failure = error
         if self._failure is not None:

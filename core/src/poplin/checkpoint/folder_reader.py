@@ -21,7 +21,7 @@ from poplin.checkpoint.stored import Request
 from poplin.errors import CheckpointError, DamagedCheckpointError, UnsafeCheckpointError
 
 #: Bytes that are read at once: what is not asked for of a part takes no more memory than this.
-BLOCK = 16 << 20
+BLOCK = 4 << 20
 
 
 class _Copy(NamedTuple):

@@ -127,7 +127,8 @@ class FolderSave(PreparedSave):
         try:
             self._ranks.exchange(self._doing, self._write_own, self._commit)
         except CollectiveError:
-            self._undo()
+            # a rank is gone, and what it wrote can't be removed: the manifest goes on saying that this is incomplete
+            self._remove_own()
             raise
         except Exception:
             if not self._committed:  # each rank removes its own, and rank 0 then what is empty
@@ -297,6 +298,8 @@ class FolderSave(PreparedSave):
                     self._folder.remove(name)
 
     def _remove_own(self) -> None:
+        if self._committed:
+            return
         with contextlib.suppress(Exception):  # what went wrong before counts
             self._folder.remove(self._own_file)
 
