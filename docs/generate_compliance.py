@@ -67,7 +67,7 @@ class TestAcme(StrategyCompliance):
 
     @requirement("AcmeStrategy.ring", processes=SEVERAL)
     def test_the_ring_goes_through_every_rank(self, case):
-        strategy = self.strategy(case)
+        strategy = self.launched(case)
         case.expect_equal(strategy.ring(), list(range(case.world_size)), "the ranks in the ring")
 ```
 

@@ -35,6 +35,8 @@ def main(folder: Path, rank: int) -> int:
     suite = load_suite(orders["suite"])()
     wanted = {one.method: one for one in requirements(type(suite))}
     post = _Post(folder, rank, orders["processes"])
+    (folder / f"prepare{rank}").mkdir()
+    os.chdir(folder / f"prepare{rank}")
     suite.prepare()
     for name in orders["checks"]:
         post.write({"check": name, "status": "begun"})

@@ -69,7 +69,7 @@ class StrategyBase(Compliance):
             case.not_claimed(f"{_REFUSES} {_told(arguments | options)}: {error}")
         return case.use(fabric)
 
-    def strategy(self, case: Case, **options: Any) -> Strategy:
+    def launched(self, case: Case, **options: Any) -> Strategy:
         """The strategy of such a Fabric."""
         return self.fabric(case, **options).strategy
 

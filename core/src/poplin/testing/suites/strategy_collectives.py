@@ -20,7 +20,7 @@ class Collectives(StrategyBase):
     @requirement("Strategy.global_rank", processes=SEVERAL)
     def test_ranks_and_world_size_are_those_of_the_processes(self, case: Case) -> None:
         """Each process has the rank and the world size that the environment gave it, and only one is global zero."""
-        strategy = self.strategy(case)
+        strategy = self.launched(case)
         case.expect_equal(strategy.world_size, case.world_size, "world_size")
         case.expect_equal(strategy.global_rank, case.rank, "global_rank")
         case.expect_equal(strategy.is_global_zero, case.rank == 0, "is_global_zero")
@@ -33,7 +33,7 @@ class Collectives(StrategyBase):
     @requirement("Strategy.all_reduce", processes=SEVERAL)
     def test_all_reduce_sums(self, case: Case) -> None:
         """``reduce_op="sum"`` gives every rank the sum, in the tensor that was handed in."""
-        strategy = self.strategy(case)
+        strategy = self.launched(case)
         tensor = torch.tensor([1.0, 10.0], device=strategy.root_device) * (case.rank + 1)
         result = strategy.all_reduce(tensor, reduce_op="sum")
         total = sum(rank + 1 for rank in range(case.world_size))
@@ -43,7 +43,7 @@ class Collectives(StrategyBase):
     @requirement("Strategy.all_reduce", processes=SEVERAL)
     def test_all_reduce_means(self, case: Case) -> None:
         """The default is the mean over those who share the data; of integers it is a new float tensor."""
-        strategy = self.strategy(case)
+        strategy = self.launched(case)
         size = case.world_size
         if strategy.data_world_size != size:
             case.not_claimed(f"data_world_size is {strategy.data_world_size} of {size} ranks")
@@ -61,7 +61,7 @@ class Collectives(StrategyBase):
     @requirement("Strategy.all_reduce", processes=SEVERAL)
     def test_all_reduce_takes_the_greatest_and_the_least(self, case: Case) -> None:
         """``"max"``, ``"min"`` and ``"product"`` are what they say."""
-        strategy = self.strategy(case)
+        strategy = self.launched(case)
         values = [float(rank + 2) for rank in range(case.world_size)]
         product = float(torch.tensor(values).prod())
         for op, wanted in (("max", max(values)), ("min", min(values)), ("product", product)):
@@ -71,7 +71,7 @@ class Collectives(StrategyBase):
     @requirement("Strategy.all_gather", processes=SEVERAL)
     def test_all_gather_adds_a_dimension_in_rank_order(self, case: Case) -> None:
         """``all_gather`` gives every rank a tensor of shape (world size, *shape), in the order of the ranks."""
-        strategy = self.strategy(case)
+        strategy = self.launched(case)
         for dtype in (torch.float32, torch.int64, torch.bool):
             tensor = torch.tensor([[case.rank, 1]], device=strategy.root_device).to(dtype)
             found = strategy.all_gather(tensor)
@@ -84,7 +84,7 @@ class Collectives(StrategyBase):
     def test_all_gather_refuses_unequal_shapes_on_every_rank(self, case: Case) -> None:
         """Shapes that differ are a CollectiveError on every rank, never garbage, and the next call works."""
         case.needs_several()
-        strategy = self.strategy(case)
+        strategy = self.launched(case)
         uneven = torch.ones(case.rank + 1, device=strategy.root_device)
         case.expect_error(CollectiveError, lambda: strategy.all_gather(uneven), "for shapes that differ across ranks")
         case.expect_close(
@@ -97,7 +97,7 @@ class Collectives(StrategyBase):
     def test_gradients_flow_through_all_gather_if_asked(self, case: Case) -> None:
         """With ``sync_grads=True`` each rank's part gets the sum of what all ranks ask of it; without, none."""
         case.needs_several()
-        strategy = self.strategy(case)
+        strategy = self.launched(case)
         mine = torch.ones(2, device=strategy.root_device, requires_grad=True)
         (strategy.all_gather(mine, sync_grads=True).sum() * (case.rank + 1)).backward()
         total = float(sum(range(1, case.world_size + 1)))
@@ -109,7 +109,7 @@ class Collectives(StrategyBase):
     @requirement("Strategy.broadcast", processes=SEVERAL)
     def test_broadcast_sends_any_object_from_any_rank(self, case: Case) -> None:
         """``broadcast`` gives every rank the object of ``src``: plain values, nested tensors, a tensor."""
-        strategy = self.strategy(case)
+        strategy = self.launched(case)
         for src in range(case.world_size):
             sent = {"rank": case.rank, "words": ["a", None], "tensor": torch.full((3,), float(case.rank))}
             found: Any = strategy.broadcast(sent if case.rank == src else None, src=src)
@@ -124,7 +124,7 @@ class Collectives(StrategyBase):
     def test_broadcast_of_what_cannot_be_sent_is_an_error_on_every_rank(self, case: Case) -> None:
         """An object that can't be pickled raises on every rank, so that none waits for it."""
         case.needs_several()
-        strategy = self.strategy(case)
+        strategy = self.launched(case)
         unsendable = threading.Lock() if case.rank == 0 else None
         case.expect_error(Exception, lambda: strategy.broadcast(unsendable), "for a lock as the object")
         case.expect_equal(strategy.broadcast(case.rank), 0, "the next broadcast")
@@ -133,7 +133,7 @@ class Collectives(StrategyBase):
     def test_barrier_waits_for_every_rank(self, case: Case) -> None:
         """No rank leaves a barrier before the last has come to it."""
         case.needs_several()
-        strategy = self.strategy(case)
+        strategy = self.launched(case)
         strategy.barrier("warm")
         came = case.folder / "came"
         if case.rank == case.world_size - 1:
@@ -146,7 +146,7 @@ class Collectives(StrategyBase):
     def test_a_decision_is_the_same_on_every_rank(self, case: Case) -> None:
         """``all=True`` is the "and" of the ranks, ``all=False`` the "or"."""
         case.needs_several()
-        strategy = self.strategy(case)
+        strategy = self.launched(case)
         first = case.rank == 0
         for decision, every, wanted in (
             (first, True, False),
@@ -161,7 +161,7 @@ class Collectives(StrategyBase):
     def test_rank_zero_goes_first(self, case: Case) -> None:
         """The others enter ``rank_zero_first`` when rank 0 has left it, and its error reaches them."""
         case.needs_several()
-        strategy = self.strategy(case)
+        strategy = self.launched(case)
         done = case.folder / "done"
         with strategy.rank_zero_first():
             if case.rank == 0:

@@ -1,0 +1,30 @@
+"""The strategies and their package against the public compliance suites."""
+
+import pytest
+
+from poplin.testing import PackagingCompliance, StrategyCompliance
+from poplin_fsdp.strategy import FSDPStrategy
+
+
+class TestFSDP(StrategyCompliance):
+    name = "fsdp"
+
+
+@pytest.mark.slow
+class TestOffloaded(StrategyCompliance):
+    name = "fsdp_cpu_offload"
+
+
+@pytest.mark.slow
+class TestHybrid(StrategyCompliance):
+    name = "hsdp"
+
+
+@pytest.mark.slow
+class TestOneFile(StrategyCompliance):
+    def create(self):
+        return FSDPStrategy(state_dict_type="full", sharding_strategy="SHARD_GRAD_OP")
+
+
+class TestPackage(PackagingCompliance):
+    distribution = "poplin-fsdp"
