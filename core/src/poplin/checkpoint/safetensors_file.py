@@ -44,6 +44,8 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _LENGTH_BYTES = 8
 #: As in the library: no header is longer.
 _MAX_HEADER = 100_000_000
+#: In the header of a file that a checkpoint IO of its own wrote: more than a flat state dict, so it should read it.
+FOREIGN_MARK = "poplin.reader"
 #: How much of the beginning tells the format.
 HEAD = _LENGTH_BYTES + 1
 
@@ -51,6 +53,19 @@ HEAD = _LENGTH_BYTES + 1
 def is_safetensors(head: bytes) -> bool:
     """Whether a file that begins with ``head`` (:data:`HEAD` bytes) is of this format."""
     return len(head) >= HEAD and head[8:9] == b"{" and 2 <= int.from_bytes(head[:8], "little") <= _MAX_HEADER
+
+
+def safetensors_metadata(location: Location) -> dict[str, str]:
+    """The strings in the header of a file of the format; empty where it is none."""
+    head = location.head(_LENGTH_BYTES)
+    length = int.from_bytes(head, "little")
+    if len(head) < _LENGTH_BYTES or not 2 <= length <= _MAX_HEADER:
+        return {}
+    try:
+        header = json.loads(location.head(_LENGTH_BYTES + length)[_LENGTH_BYTES:])
+        return {str(key): str(value) for key, value in header.get("__metadata__", {}).items()}
+    except (ValueError, AttributeError, RecursionError):
+        return {}
 
 
 class SafetensorsState(StoredState):
@@ -111,7 +126,10 @@ def _exactly(file: IO[bytes], length: int) -> bytes:
 
 
 def write_safetensors(
-    file: IO[bytes], entries: Mapping[str, tuple[tuple[int, ...], torch.dtype]], values: Callable[[str], Tensor]
+    file: IO[bytes],
+    entries: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+    values: Callable[[str], Tensor],
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Write a file, one tensor at a time.
 
@@ -119,6 +137,7 @@ def write_safetensors(
         file: takes the bytes.
         entries: name → (shape, dtype), in the order in which they are written.
         values: gives the values of a name: on the CPU, in C order. They are dropped before the next are asked for.
+        metadata: more strings for the header; readers ignore the keys that they don't know.
 
     Raises:
         ArgumentValueError: a dtype that the format doesn't know.
@@ -126,7 +145,7 @@ def write_safetensors(
     unknown = {str(dtype) for _, dtype in entries.values() if dtype not in _NAMES}
     if unknown:
         raise ArgumentValueError(f"The safetensors format knows no {', '.join(sorted(unknown))}. Write a torch file.")
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {**(metadata or {}), "format": "pt"}}
     position = 0
     for name, (shape, dtype) in entries.items():
         end = position + math.prod(shape) * dtype.itemsize

@@ -18,7 +18,13 @@ import torch
 from poplin.checkpoint.checkpoint_io import CheckpointIO, StoragePath
 from poplin.checkpoint.file_state import FileState
 from poplin.checkpoint.format import CORRUPT, read_manifest, verify, write_archive
-from poplin.checkpoint.safetensors_file import HEAD, SafetensorsState, is_safetensors
+from poplin.checkpoint.safetensors_file import (
+    FOREIGN_MARK,
+    HEAD,
+    SafetensorsState,
+    is_safetensors,
+    safetensors_metadata,
+)
 from poplin.checkpoint.storage import Location, locate
 from poplin.checkpoint.stored import StoredState
 from poplin.errors import (
@@ -155,15 +161,20 @@ class TorchCheckpointIO(CheckpointIO):
 
     @classmethod
     def recognises(cls, path: StoragePath) -> bool:
-        """Whether what stands at ``path`` begins as the files of ``torch.save``, old ones too, or of safetensors."""
+        """Whether what stands at ``path`` begins as the files of ``torch.save``, old ones too, or of safetensors.
+
+        A file of safetensors that names another checkpoint IO as its reader is left to that one.
+        """
         try:
             location = locate(path)
             if not location.is_file():
                 return False
             head = location.head(HEAD)
+            if is_safetensors(head):
+                return FOREIGN_MARK not in safetensors_metadata(location)
         except Exception:  # asked about anything; the reader that is chosen reports what is wrong
             return False
-        return head.startswith((_ZIP_MAGIC, _PICKLE_MAGIC)) or is_safetensors(head)
+        return head.startswith((_ZIP_MAGIC, _PICKLE_MAGIC))
 
 
 def _read(file: IO[bytes], where: str, map_location: Any, weights_only: bool, mapped: bool = False) -> dict[str, Any]:
