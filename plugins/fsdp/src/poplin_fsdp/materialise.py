@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from poplin.errors import UsageError
+from poplin_fsdp.operations import View
 from poplin_fsdp.recording import Recording
 from poplin_fsdp.state import like_sharded, local_part
-from poplin_fsdp.tape import Tape, View
+from poplin_fsdp.tape import Tape
 
 #: Reads, and sets, the state of the device's random generator.
 RngState = tuple[Callable[[], Tensor], Callable[[Tensor], None]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from poplin.errors import ArgumentTypeError, ArgumentValueError, SelectionError, UsageError
 from poplin.precision import Precision
+from poplin.strategies import Memory, memory_of
+from poplin_fsdp.grouping import groups_of
 from poplin_fsdp.mesh import SHARD, TENSOR, check_sizes, make_named_mesh
+from poplin_fsdp.planning import gathered_bytes
 from poplin_fsdp.plans import apply_plan, as_plan, plan_of
 from poplin_fsdp.precision import FSDPPrecision
 from poplin_fsdp.root import ShardedRoot
@@ -142,16 +146,18 @@ class ModelParallelStrategy(ShardedStrategy):
         """
         if next(module.parameters(), None) is None:
             return module.to(self.root_device)
-        plan = self.plan
-        if self.parallelize_fn is None and plan is None:
-            plan = plan_of(module)
-            if plan is None:
-                raise SelectionError(
-                    f"{type(self).__name__} was told neither a function nor a plan, and {type(module).__name__} brings "
-                    "none (an attribute parallel_plan). Give one: ModelParallelStrategy(parallelize_fn=...), or "
-                    "ModelParallelStrategy(plan={'layers.*.up': ColwiseParallel(), ...})."
-                )
+        plan = None if self.parallelize_fn is not None else self._plan_for(module)
         return self.run_engine(f"setup of {type(module).__name__}", self._parallelise, module, plan)
+
+    def _plan_for(self, module: nn.Module) -> dict[str, Any]:
+        plan = self.plan if self.plan is not None else plan_of(module)
+        if plan is None:
+            raise SelectionError(
+                f"{type(self).__name__} was told neither a function nor a plan, and {type(module).__name__} brings "
+                "none (an attribute parallel_plan). Give one: ModelParallelStrategy(parallelize_fn=...), or "
+                "ModelParallelStrategy(plan={'layers.*.up': ColwiseParallel(), ...})."
+            )
+        return plan
 
     def _parallelise(self, module: nn.Module, plan: Mapping[str, Any] | None) -> nn.Module:
         assert self._mesh is not None
@@ -169,6 +175,19 @@ class ModelParallelStrategy(ShardedStrategy):
             apply_plan(module, self._mesh[TENSOR], plan)
             root = self._sharded_root(module)
         return self._finish(root, module, before)
+
+    def planned_memory(self, module: nn.Module, make_optimizer: Callable[..., Any] | None = None) -> Memory:
+        """This process's parts; what a function of yours gathers at the peak is not known, and not in it."""
+        assert self._mesh is not None
+        if self.parallelize_fn is not None:
+            return memory_of(self.parallelize_fn(module, self._mesh), make_optimizer)
+        apply_plan(module, self._mesh[TENSOR], self._plan_for(module))
+        gathered = 0
+        if self.data_world_size > 1:
+            groups = groups_of(module, selected(module, self.auto_wrap_policy))
+            gathered = gathered_bytes(groups, self._policies()[0].param_dtype, False)
+        self._sharded_root(module)
+        return dataclasses.replace(memory_of(module, make_optimizer), communication=gathered)
 
     def _sharded_root(self, module: nn.Module) -> ShardedRoot:
         """Sharded along the data dimension, if there is one, or parameters are to be gathered in another format."""

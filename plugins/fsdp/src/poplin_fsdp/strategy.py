@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
 from poplin.errors import ArgumentValueError
+from poplin.strategies import Memory, memory_of
 from poplin.utilities import rank_zero_deprecation
 from poplin_fsdp.checkpointing import checkpoint_activations
+from poplin_fsdp.grouping import groups_of
 from poplin_fsdp.mesh import REPLICATE, SHARD, as_sizes, check_sizes, make_mesh
+from poplin_fsdp.planning import gathered_bytes
 from poplin_fsdp.policies import mixed_precision_policy, offload_policy, shard_options, sharding_of
 from poplin_fsdp.selecting import as_policy, selected
 from poplin_fsdp.sharded import ShardedStrategy
@@ -147,10 +150,19 @@ class FSDPStrategy(ShardedStrategy):
         chosen = selected(module, self.auto_wrap_policy)
         before = self._start(module)
         checkpoint_activations(module, self.activation_checkpointing_policy)
-        offload = self._offload()
-        root = self._fully_sharded(module, self._mesh, chosen, {**self.fsdp_kwargs, "offload_policy": offload})
-        offloads = isinstance(offload, CPUOffloadPolicy)
-        return self._finish(root, module, before, torch.device("cpu") if offloads else None)
+        options = {**self.fsdp_kwargs, "offload_policy": self._offload()}
+        root = self._fully_sharded(module, self._mesh, chosen, options)
+        return self._finish(root, module, before, torch.device("cpu") if self._offloads else None)
+
+    def planned_memory(self, module: nn.Module, make_optimizer: Callable[..., Any] | None = None) -> Memory:
+        """This process's parts, and at the peak what is gathered of others'."""
+        assert self._mesh is not None
+        chosen = selected(module, self.auto_wrap_policy)
+        keeps_all = self.fsdp_kwargs["reshard_after_forward"] is False
+        gathered = gathered_bytes(groups_of(module, chosen), self._policies()[0].param_dtype, keeps_all)
+        self._fully_sharded(module, self._mesh, chosen, {**self.fsdp_kwargs, "offload_policy": self._offload()})
+        memory = dataclasses.replace(memory_of(module, make_optimizer), communication=gathered)
+        return memory.offloaded("parameters", "gradients", "optimizer") if self._offloads else memory
 
     def _policies(self) -> tuple[MixedPrecisionPolicy, MixedPrecisionPolicy]:
         """For each unit, and for the module as a whole, whose result alone has another format."""
@@ -162,3 +174,7 @@ class FSDPStrategy(ShardedStrategy):
 
     def _offload(self) -> Any:
         return offload_policy(self.cpu_offload, pin_memory=self.root_device.type != "cpu")
+
+    @property
+    def _offloads(self) -> bool:
+        return isinstance(self._offload(), CPUOffloadPolicy)

@@ -7,7 +7,6 @@ as a constructor that runs for real, tensor by tensor, each of which can be give
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,85 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from poplin.errors import UsageError
-
-#: Operations that fill a tensor whatever was in it before.
-_FILLS = frozenset(
-    "uniform_ normal_ fill_ zero_ bernoulli_ exponential_ random_ cauchy_ log_normal_ geometric_ copy_".split()
-)
-_EMPTY = ("aten::empty", "aten::new_empty")
-
-
-@dataclass(frozen=True)
-class View:
-    """A tensor on the meta device, as it was: a window on a storage."""
-
-    storage: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-
-    def nbytes(self) -> int:
-        """Bytes of its values."""
-        count = 1
-        for extent in self.size:
-            count *= extent
-        return count * self.dtype.itemsize
-
-
-@dataclass(frozen=True)
-class Given:
-    """A real tensor that an operation takes; its values at that time are those that count."""
-
-    tensor: Tensor
-    version: int
-
-
-@dataclass
-class Operation:
-    """One operation: ``function`` of arguments in which views and given tensors stand for tensors."""
-
-    function: Callable[..., Any]
-    args: Any
-    kwargs: Any
-    outputs: list[View | None]
-    dtype: torch.dtype
-
-    @functools.cached_property
-    def views(self) -> list[View]:
-        """The views among its arguments."""
-        return [leaf for leaf in tree_flatten((self.args, self.kwargs))[0] if isinstance(leaf, View)]
-
-    @property
-    def name(self) -> str:
-        """What it does, the same in every process."""
-        return str(getattr(self.function, "__name__", self.function))
-
-    @property
-    def draws(self) -> bool:
-        """Whether it takes random numbers, or may."""
-        return torch.Tag.nondeterministic_seeded in getattr(self.function, "tags", (torch.Tag.nondeterministic_seeded,))
-
-    @property
-    def writes(self) -> bool:
-        """Whether it changes an argument."""
-        schema = getattr(self.function, "_schema", None)
-        return schema is None or bool(schema.is_mutable)
-
-    @property
-    def makes_empty(self) -> bool:
-        """Whether it makes a tensor without values."""
-        schema = getattr(self.function, "_schema", None)
-        return schema is not None and schema.name.startswith(_EMPTY)
-
-    def fills(self) -> View | None:
-        """The view that it fills, whatever was there before; None if there is none."""
-        schema = getattr(self.function, "_schema", None)
-        first = self.views[:1]
-        if schema is None:  # a function of torch.nn.init
-            return first[0] if first else None
-        name = schema.name.removeprefix("aten::")
-        return first[0] if name in _FILLS and first and self.args and self.args[0] is first[0] else None
+from poplin_fsdp.operations import Given, Operation, View, described
 
 
 class Tape:
@@ -157,7 +78,7 @@ class Tape:
         told = hashlib.sha256()
         for operation in self.operations:
             leaves = tree_flatten((operation.args, operation.kwargs))[0]
-            plain = [_described(leaf) for leaf in leaves]
+            plain = [described(leaf) for leaf in leaves]
             told.update(repr((operation.name, plain, operation.outputs)).encode())
         return told.hexdigest()
 
@@ -323,11 +244,3 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-def _described(leaf: Any) -> str:
-    if isinstance(leaf, Given):
-        return f"given {tuple(leaf.tensor.shape)} {leaf.tensor.dtype}"
-    if isinstance(leaf, torch.Generator):
-        return f"generator {leaf.get_state().tolist()}"
-    return repr(leaf)
