@@ -6,12 +6,15 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from poplin.checkpoint import CheckpointIO, StoragePath
+from poplin.checkpoint import CheckpointIO, PreparedSave, StoragePath
 from poplin.errors import ArgumentValueError, CheckpointError, CheckpointNotFoundError, DamagedCheckpointError
 from poplin_deepspeed import folder, reading
 from poplin_deepspeed.errors import EngineLimitError
+
+if TYPE_CHECKING:
+    from poplin.selection import Selection
 
 
 class DeepSpeedCheckpointIO(CheckpointIO):
@@ -21,6 +24,8 @@ class DeepSpeedCheckpointIO(CheckpointIO):
     back whole, in the float32 that the optimizer stepped; the optimizer's state comes back by parameter name.
     """
 
+    #: Prepares saves in the background, if the run's strategy has engines.
+    _strategy: Any = None
     sharded: ClassVar[bool] = True
     takes_filter: ClassVar[bool] = False
 
@@ -36,6 +41,20 @@ class DeepSpeedCheckpointIO(CheckpointIO):
             "The checkpoint IO 'deepspeed' writes what DeepSpeed's engines hold, and this run has none. Leave it out, "
             "or use a strategy of the DeepSpeed family. (Reading needs no choice: such a folder is recognised.)"
         )
+
+    def bind(self, selection: Selection) -> None:
+        """Learn the strategy of the run."""
+        self._strategy = selection.strategy
+
+    def prepare_save(
+        self, checkpoint: dict[str, Any], path: StoragePath, storage_options: Any | None = None
+    ) -> PreparedSave | None:
+        """Plan a save in the background: what the engines hold is copied, and each rank writes its own later."""
+        prepare = getattr(self._strategy, "prepare_save", None)
+        if prepare is None:
+            return None
+        prepared: PreparedSave = prepare(path, checkpoint)
+        return prepared
 
     def load_checkpoint(
         self, path: StoragePath, map_location: Any | None = None, weights_only: bool | None = None

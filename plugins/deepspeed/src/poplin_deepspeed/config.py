@@ -55,6 +55,7 @@ def build(
     read, origin = _read(config, environ)
     merged = without_auto(read)
     _check_keys(merged, origin)
+    _check_sections(merged, origin)
     _put_arguments(merged, arguments, origin)
     _put_defaults(merged, arguments)
     _check(merged, origin)
@@ -172,8 +173,6 @@ def _agree(source: str, value: Any, other: Any, place: tuple[str, ...], origin: 
 
 
 def _put_defaults(config: dict[str, Any], arguments: Mapping[str, Any]) -> None:
-    if config.get(ZERO) is True:  # DeepSpeed's old form of stage 1
-        config[ZERO] = {"stage": 1}
     for place, value in DEFAULTS.items():
         if get(config, place) is None and place[0] != "fp16":
             put(config, place, value)
@@ -204,11 +203,18 @@ def _check_keys(config: Mapping[str, Any], origin: str) -> None:
             )
 
 
+def _check_sections(config: dict[str, Any], origin: str) -> None:
+    if config.get(ZERO) is True:  # DeepSpeed's old form of stage 1
+        config[ZERO] = {"stage": 1}
+    for name in {place[0] for place in PLACES.values() if len(place) > 1} | {"bf16"}:
+        if not isinstance(config.get(name, {}), dict):
+            what = "a section with a stage (without ZeRO, use strategy='ddp')" if name == ZERO else "a section"
+            raise DeepSpeedConfigError(f"{_start(origin)}: {name} is {what}, and {config[name]!r} stands there.")
+
+
 def _check(config: dict[str, Any], origin: str) -> None:
     start = _start(origin)
-    zero = config.get(ZERO)
-    if not isinstance(zero, dict):
-        raise DeepSpeedConfigError(f"{start}: {ZERO} is a section with a stage, and is {zero!r}.")
+    zero = config[ZERO]
     stage = zero["stage"]
     if stage == 0:
         raise DeepSpeedConfigError(

@@ -12,6 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
+from poplin.checkpoint import PreparedSave
 from poplin.errors import CheckpointError, UsageError
 from poplin_deepspeed import folder
 from poplin_deepspeed.capturing import ENGINE, OPTIMIZER, TENSORS, TOKEN, Captured
@@ -75,6 +79,60 @@ def write(path: Path, state: Mapping[str, Any], captured: dict[str, Captured], r
         for name in {tag, *(place.captured.tag for place in places)}:
             shutil.rmtree(path / name, ignore_errors=True)
         raise
+
+
+class BackgroundSave(PreparedSave):
+    """A save whose content is copied now and written later.
+
+    Args:
+        path: of the checkpoint.
+        state: as for :func:`write`.
+        captured: as for :func:`write`.
+        ranks: of this run.
+    """
+
+    def __init__(self, path: Path, state: dict[str, Any], captured: dict[str, Captured], ranks: Ranks) -> None:
+        self.path, self.state, self.ranks = path, state, ranks
+        tags = set(_tags(state))
+        self.captured = {tag: captured.pop(tag) for tag in tags}
+
+    def stage(self, buffers: dict[tuple[Any, ...], Any]) -> None:
+        """Copy every tensor, where possible into memory kept from the last time."""
+        kept = dict(buffers)
+        buffers.clear()
+
+        def copied(value: Any, keys: Keys) -> Any:
+            if isinstance(value, Tensor):
+                key = (*keys, value.dtype, tuple(value.shape))
+                buffer = kept.pop(key, None)
+                buffers[key] = torch.empty(value.shape, dtype=value.dtype) if buffer is None else buffer
+                return buffers[key].copy_(value.detach())
+            if isinstance(value, Mapping):
+                made: Any = type(value)()
+                for key, item in value.items():
+                    made[key] = copied(item, (*keys, key))
+                return made
+            if type(value) in (list, tuple):
+                return type(value)(copied(item, (*keys, index)) for index, item in enumerate(value))
+            return value
+
+        self.state = copied(self.state, ())
+
+    def write(self) -> None:
+        write(self.path, self.state, self.captured, self.ranks)
+
+    def abandon(self) -> None:
+        self.captured.clear()
+
+
+def _tags(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        if TOKEN in value:
+            yield value[TOKEN]
+            return
+        value = list(value.values())
+    for item in value if isinstance(value, (list, tuple)) else ():
+        yield from _tags(item)
 
 
 def _write_own(

@@ -16,10 +16,10 @@ from torch.optim import Optimizer
 
 from poplin.errors import ArgumentValueError, UsageError
 from poplin.precision import Precision
-from poplin.strategies import ParallelStrategy
+from poplin.strategies import Memory, ParallelStrategy
 from poplin_deepspeed import config as configuration
 from poplin_deepspeed import engine as gradients
-from poplin_deepspeed import folder, saving, selecting, setup
+from poplin_deepspeed import folder, memory, saving, selecting, setup
 from poplin_deepspeed import state as states
 from poplin_deepspeed.capturing import OPTIMIZER, Captured, capture
 from poplin_deepspeed.checkpoint import DeepSpeedCheckpointIO, local
@@ -364,6 +364,11 @@ class DeepSpeedStrategy(ParallelStrategy):
             )
         return context  # type: ignore[no-any-return]
 
+    def planned_memory(self, module: nn.Module, make_optimizer: Callable[..., Any] | None = None) -> Memory:
+        """By the stage: whole, or this process's part of it. What lies on NVMe is counted as on the device."""
+        dtype = self.precision.dtype if isinstance(self.precision, DeepSpeedPrecision) else torch.float32
+        return memory.planned(module, make_optimizer, self.config, dtype, self.world_size)
+
     def module_sharded_context(self) -> AbstractContextManager[Any]:
         return self.module_init_context()
 
@@ -578,9 +583,15 @@ class DeepSpeedStrategy(ParallelStrategy):
         if not self._writes_natively:
             super().save_checkpoint(path, state, storage_options, filter)
             return
+        saving.write(local(path), state, self._captured, self._ranks_of_a_save())
+
+    def prepare_save(self, path: StoragePath, state: dict[str, Any]) -> saving.BackgroundSave:
+        """A ZeRO folder to be written in the background. Called by its checkpoint IO."""
+        return saving.BackgroundSave(local(path), state, self._captured, self._ranks_of_a_save())
+
+    def _ranks_of_a_save(self) -> saving.Ranks:
         timeout = self.timeout.total_seconds() if self.timeout is not None else _PATIENCE
-        ranks = saving.Ranks(self.global_rank, self.world_size, self.store, timeout)
-        saving.write(local(path), state, self._captured, ranks)
+        return saving.Ranks(self.global_rank, self.world_size, self.store, timeout)
 
     @property
     def _writes_natively(self) -> bool:

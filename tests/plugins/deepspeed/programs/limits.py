@@ -95,7 +95,10 @@ def unusual_steps(fabric):
     model, optimizer = setup(fabric)
     optimizer.zero_grad()
     fabric.backward(model(DATA[0] * float("inf")).mean(), model=model)
-    clip = lambda **options: fabric.clip_gradients(model, optimizer, max_norm=1.0, **options)
+
+    def clip(**options):
+        return fabric.clip_gradients(model, optimizer, max_norm=1.0, **options)
+
     found["not finite"] = error_of(clip)[:2]
     found["returned"] = str(float(clip(error_if_nonfinite=False)))
     before = weights(fabric, model)
