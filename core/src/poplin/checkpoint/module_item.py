@@ -43,14 +43,13 @@ class ModuleItem(Item):
     def adapted(self, saved: Any) -> Any:
         if not isinstance(saved, Mapping):
             return saved
-        here = module_state_dict(self.module)
-        return without_foreign_wrappers(saved, here)
+        return without_foreign_wrappers(saved, self._here())
 
     def compare(self, saved: Any, strict: bool, findings: Findings) -> None:
         if not isinstance(saved, Mapping):
             findings.others.append(f"{self.name}: a {type(saved).__name__} in the checkpoint, a state dict is needed")
             return
-        here = module_state_dict(self.module)
+        here = self._here()
         found = Findings()
         found.compare(self.name, self._own_specs(here), _specs(saved))
         for name, value in here.items():
@@ -67,6 +66,12 @@ class ModuleItem(Item):
             found.hints.append(f"no name in {self.name or 'the checkpoint'} is one of the module's")
         for kind in ("missing", "unexpected", "shapes", "others", "hints"):
             getattr(findings, kind).extend(getattr(found, kind))
+
+    def _here(self) -> dict[str, Any]:
+        """What the module has, for comparing; what an engine has taken out of it stands there without values."""
+        here = module_state_dict(self.module)
+        taken = self.run.strategy.parameter_shapes(self._forward) if self._engine_owns else {}
+        return here | {name: torch.empty(shape, device="meta") for name, shape in taken.items() if name not in here}
 
     def _own_specs(self, here: Mapping[str, Any]) -> dict[str, Spec]:
         if not self._engine_owns:

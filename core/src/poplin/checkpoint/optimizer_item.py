@@ -41,7 +41,8 @@ class OptimizerItem(Item):
     def names(self) -> dict[nn.Parameter, str]:
         """The user's name of each parameter."""
         if self._names is None:
-            self._names = optimizer_names(self.seen, self.run.naming_modules())
+            taken = self.run.strategy.parameter_names(self.engine) if self.engine is not None else {}
+            self._names = {**optimizer_names(self.seen, self.run.naming_modules()), **taken}
         return self._names
 
     def _user_groups(self) -> list[dict[str, Any]]:

@@ -448,6 +448,16 @@ class Strategy(Extension, ABC):
         """
         return {}
 
+    def parameter_names(self, module: nn.Module) -> ParameterNames:
+        """The user's names of parameters in :meth:`param_groups` that the user's module has no more.
+
+        Called by ``Fabric.save`` and ``load``, only if :attr:`owns_parameters`. The default is none.
+
+        Args:
+            module: what :meth:`setup_module` returned.
+        """
+        return {}
+
     def param_groups(self, optimizer: Optimizer | nn.Module) -> list[dict[str, Any]]:
         """The optimizer's groups with the user's own parameters in them. Called by ``Fabric.save`` and ``load``.
 

@@ -40,7 +40,8 @@ class TorchXLADevices(Accelerator):
         count = cls.auto_device_count()
         if cls.device_type == runtime.TORCH_XLA and len(indices) not in (1, count):
             raise ArgumentValueError(
-                f"devices={devices!r}: torch_xla runs on one device or on all {count} of this machine. Use devices=1, or "
+                f"devices={devices!r}: torch_xla runs on one device or on all {count} of this machine. Use "
+                f"devices=1, or "
                 "devices='auto'."
             )
         return indices
@@ -111,7 +112,7 @@ class TPUAccelerator(TorchXLADevices):
 
     @classmethod
     def availability(cls) -> tuple[bool, str]:
-        """Asks torch, the PCI bus, and only where a chip is on it torch_xla, in another process and with a time limit."""
+        """Asks torch, the PCI bus, and only with a chip on it torch_xla, in another process and with a time limit."""
         choice = runtime.choose()
         return choice.usable, choice.reason
 

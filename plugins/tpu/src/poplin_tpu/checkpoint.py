@@ -22,15 +22,20 @@ class XLACheckpointIO(TorchCheckpointIO):
 
 
 def to_host(state: Any) -> Any:
-    """``state`` with its tensors on the CPU; all of them are computed in one step of the device."""
-    runtime.xla().sync()
-    done: dict[int, torch.Tensor] = {}
+    """``state`` with its tensors on the CPU; all of them are computed in one step of the device.
+
+    Those that are one tensor on the device (tied weights) are one on the CPU.
+    """
+    xla = runtime.xla()
+    xla.sync()
+    done: dict[tuple[int, torch.Size], torch.Tensor] = {}
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type != runtime.TORCH_XLA:
             return tensor
-        if id(tensor) not in done:
-            done[id(tensor)] = tensor.detach().cpu()
-        return done[id(tensor)]
+        key = (xla._XLAC._xla_get_tensor_id(tensor), tensor.shape)
+        if key not in done:
+            done[key] = tensor.detach().cpu()
+        return done[key]
 
     return apply_to_tensors(state, move)

@@ -90,7 +90,7 @@ def broadcast(obj: Any, src: int, rank: int, device: torch.device) -> Any:
 
 def decide(decision: bool, all: bool) -> bool:
     """Whether every replica (``all``), or any, says True."""
-    answers = [pickle.loads(part) for part in exchange("decision", pickle.dumps(bool(decision)))]
+    answers: list[bool] = [pickle.loads(part) for part in exchange("decision", pickle.dumps(bool(decision)))]
     return min(answers) if all else max(answers)
 
 

@@ -49,13 +49,17 @@ class XLALauncher(Launcher):
             call = pickle.dumps((runtime_table(), function, args, kwargs))
         except Exception as error:
             raise LaunchError(
-                f"What launch() got can't be sent to the processes that torch_xla spawns: {type(error).__name__}: {error}. "
-                "Move functions and classes to the top level of a module, and make what can't be pickled inside the function."
+                f"What launch() got can't be sent to the processes that torch_xla spawns: "
+                f"{type(error).__name__}: {error}. "
+                "Move functions and classes to the top level of a module, and make what can't be pickled inside the "
+                "function."
             ) from error
         with tempfile.TemporaryDirectory(prefix="poplin-xla-") as folder:
             try:
                 runtime.xla().launch(run_in_process, args=(call, folder), start_method="spawn")
-            except Exception as error:  # that of a rank, in torch's words; ours is in the folder, if it had time to write
+            except (
+                Exception
+            ) as error:  # that of a rank, in torch's words; ours is in the folder, if it had time to write
                 raise _first_failure(Path(folder), error) from error
             return _result(Path(folder))
 
@@ -81,8 +85,8 @@ def run_in_process(index: int, call: bytes, folder: str) -> None:
             _write(report / "result", pickle.dumps(result))
         except Exception as error:
             refused = LaunchError(
-                f"The function that launch() ran returned a {type(result).__name__}, which can't be sent back from rank "
-                f"0: {type(error).__name__}: {error}. Return plain values, or tensors on the CPU."
+                f"The function that launch() ran returned a {type(result).__name__}, which can't be sent back from "
+                f"rank 0: {type(error).__name__}: {error}. Return plain values, or tensors on the CPU."
             )
             _write(report / f"error-{index}", pickle.dumps(refused))
             raise refused from error

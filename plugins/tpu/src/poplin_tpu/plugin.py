@@ -39,8 +39,8 @@ def poplin_strategies() -> Offers:
         "xla": lazy("poplin_tpu.strategy:XLAStrategy"),
         "single_xla": lazy("poplin_tpu.strategy:SingleDeviceXLAStrategy"),
         "single_tpu": lazy("poplin_tpu.strategy:SingleDeviceXLAStrategy"),
-        "xla_fsdp": lazy("poplin_tpu.strategy:XLAFSDPStrategy"),
-        "xla_spmd": lazy("poplin_tpu.strategy:XLASPMDStrategy"),
+        "xla_fsdp": lazy("poplin_tpu.fsdp:XLAFSDPStrategy"),
+        "xla_spmd": lazy("poplin_tpu.spmd:XLASPMDStrategy"),
     }
 
 

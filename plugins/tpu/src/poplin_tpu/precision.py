@@ -18,7 +18,8 @@ _DTYPES = {"32-true": torch.float32, "bf16-true": torch.bfloat16, "16-true": tor
 class XLAPrecision(Precision):
     """``32-true``, or everything in half precision: parameters, buffers of floats, and inputs.
 
-    Outputs come back in float32, for the loss. (torch_xla's variables XLA_USE_BF16 and XLA_USE_F16, which did this behind
+    Outputs come back in float32, for the loss. (torch_xla's variables XLA_USE_BF16 and XLA_USE_F16, which did this
+    behind
     torch's back, are gone from its last versions.)
 
     Args:
@@ -27,8 +28,6 @@ class XLAPrecision(Precision):
     Raises:
         ArgumentValueError: another name.
     """
-
-    device_types = ("xla",)
 
     def __init__(self, precision: str = "32-true") -> None:
         if precision not in _DTYPES:

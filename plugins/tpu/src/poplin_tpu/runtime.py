@@ -1,6 +1,7 @@
 """Which of the two runtimes for TPUs is here, found out without importing either.
 
-TorchTPU (`torch_tpu`) brings the device type `tpu` to torch, by torch's own autoload, where it finds hardware. torch_xla,
+TorchTPU (`torch_tpu`) brings the device type `tpu` to torch, by torch's own autoload, where it finds hardware.
+torch_xla,
 which came before it, has the device type `xla`, and serves other devices too (PJRT_DEVICE), the CPU for one.
 """
 

@@ -46,7 +46,8 @@ class TorchXLA(Strategy):
         accelerator = selection.accelerator
         if accelerator.device_type != runtime.TORCH_XLA:
             raise SelectionError(
-                f"{type(self).__name__} runs on torch_xla's devices, and the accelerator is {accelerator.name()!r}. Use "
+                f"{type(self).__name__} runs on torch_xla's devices, and the accelerator is "
+                f"{accelerator.name()!r}. Use "
                 "accelerator='xla' (or 'tpu', where torch_xla serves it), or strategy='auto'."
             )
 
@@ -56,7 +57,9 @@ class TorchXLA(Strategy):
 
     def accepts_precision(self, precision: Precision) -> str | None:
         if precision.scales_loss:
-            return "torch_xla's devices compute in bfloat16, which needs no loss scaling: use 'bf16-mixed' or 'bf16-true'"
+            return (
+                "torch_xla's devices compute in bfloat16, which needs no loss scaling: use 'bf16-mixed' or 'bf16-true'"
+            )
         return super().accepts_precision(precision)
 
     @property
@@ -171,8 +174,8 @@ class XLAStrategy(TorchXLA, ParallelStrategy):
         """
         if not XLAEnvironment.detect():
             raise NotLaunchedError(
-                f"{type(self).__name__} runs in processes that torch_xla starts: call fabric.launch(main) with a function "
-                "main(fabric)."
+                f"{type(self).__name__} runs in processes that torch_xla starts: call fabric.launch(main) with a "
+                "function main(fabric)."
             )
         self._launched = True
 
@@ -257,7 +260,9 @@ class XLAStrategy(TorchXLA, ParallelStrategy):
         if not leads:
             failed = collectives.decide(False, all=False)
         if failed:
-            raise NotLaunchedError("The rank that goes first has failed in rank_zero_first(): its error is the one to see.")
+            raise NotLaunchedError(
+                "The rank that goes first has failed in rank_zero_first(): its error is the one to see."
+            )
         try:
             yield
         except BaseException:
