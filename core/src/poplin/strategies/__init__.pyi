@@ -15,6 +15,6 @@ from poplin_deepspeed.strategy import DeepSpeedStrategy as DeepSpeedStrategy
 from poplin_fsdp.model_parallel import ModelParallelStrategy as ModelParallelStrategy
 from poplin_fsdp.strategy import FSDPStrategy as FSDPStrategy
 from poplin_fsdp.tensor_parallel import TensorParallelStrategy as TensorParallelStrategy
+from poplin_tpu.fsdp import XLAFSDPStrategy as XLAFSDPStrategy
 from poplin_tpu.strategy import SingleDeviceXLAStrategy as SingleDeviceXLAStrategy
-from poplin_tpu.strategy import XLAFSDPStrategy as XLAFSDPStrategy
 from poplin_tpu.strategy import XLAStrategy as XLAStrategy

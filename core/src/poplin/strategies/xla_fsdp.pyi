@@ -1,2 +1,2 @@
 # Written by core/generate_stubs.py from the tables of the lazy faces and registry/known.toml; change those.
-from poplin_tpu.strategy import XLAFSDPStrategy as XLAFSDPStrategy
+from poplin_tpu.fsdp import XLAFSDPStrategy as XLAFSDPStrategy
