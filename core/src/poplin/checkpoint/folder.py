@@ -62,8 +62,14 @@ class Folder(ABC):
         """A new file to write through; it is on the disk, or in the store, when the block ends."""
 
     @abstractmethod
-    def put(self, name: str, content: bytes) -> None:
-        """Give ``name`` this content, whole or not at all; what stood there is replaced."""
+    def put(self, name: str, content: bytes, durable: bool = True) -> None:
+        """Give ``name`` this content, whole or not at all; what stood there is replaced.
+
+        Args:
+            name: of the file.
+            content: all of it.
+            durable: whether a power cut right afterwards must not undo it.
+        """
 
     @abstractmethod
     def get(self, name: str) -> bytes:
@@ -131,7 +137,11 @@ class LocalFolder(Folder):
             file.flush()
             os.fsync(file.fileno())
 
-    def put(self, name: str, content: bytes) -> None:
+    def put(self, name: str, content: bytes, durable: bool = True) -> None:
+        if not durable:
+            with open(self._at(name), "wb") as file:
+                file.write(content)
+            return
         with atomic_file(self._at(name)) as file:
             file.write(content)
 
@@ -194,7 +204,7 @@ class RemoteFolder(Folder):
             raise
         file.close()
 
-    def put(self, name: str, content: bytes) -> None:
+    def put(self, name: str, content: bytes, durable: bool = True) -> None:
         self.file_system.pipe_file(self._at(name), content)
 
     def get(self, name: str) -> bytes:

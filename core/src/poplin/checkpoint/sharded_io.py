@@ -6,16 +6,18 @@ DCP itself wrote is read, too. See :mod:`poplin.checkpoint.folder_manifest` for 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch.distributed as dist
 
 from poplin.checkpoint.checkpoint_io import CheckpointIO, PreparedSave, StoragePath
 from poplin.checkpoint.exchange import Ranks
-from poplin.checkpoint.folder import folder_at
+from poplin.checkpoint.folder import Folder, folder_at
 from poplin.checkpoint.format import map_tensors
 from poplin.checkpoint.stored import StoredState
-from poplin.errors import ArgumentTypeError, CheckpointError, CollectiveError
+from poplin.errors import CheckpointError, PoplinError
 
 if TYPE_CHECKING:
     from poplin.selection import Selection
@@ -66,9 +68,11 @@ class ShardedCheckpointIO(CheckpointIO):
         """Plan a save; a collective. Its ``write()`` may be called by a thread."""
         from poplin.checkpoint.sharded_save import FolderSave
 
-        if not isinstance(checkpoint, dict):
-            raise ArgumentTypeError(f"A checkpoint is a dictionary, and this is a {type(checkpoint).__name__}.")
-        return _Named(FolderSave(folder_at(path, storage_options), checkpoint, self._writers()), str(path))
+        def find() -> Folder:
+            return folder_at(path, storage_options)
+
+        with _errors_named(str(path)):
+            return _Named(FolderSave(str(path), find, checkpoint, self._writers()), str(path))
 
     def load_checkpoint(
         self, path: StoragePath, map_location: Any | None = None, weights_only: bool | None = None
@@ -129,6 +133,19 @@ class ShardedCheckpointIO(CheckpointIO):
         return self._ranks
 
 
+@contextlib.contextmanager
+def _errors_named(path: str) -> Iterator[None]:
+    try:
+        yield
+    except PoplinError:
+        raise
+    except Exception as error:  # the system and each fsspec file system have errors of their own
+        told = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        raise CheckpointError(
+            f"The checkpoint could not be written to {path}: {told}. What stood there before, if any, still stands."
+        ) from error
+
+
 class _Named(PreparedSave):
     """A save whose errors are all ours, with the path in them."""
 
@@ -139,16 +156,8 @@ class _Named(PreparedSave):
         self._save.stage(buffers)
 
     def write(self) -> None:
-        try:
+        with _errors_named(self._path):
             self._save.write()
-        except (CheckpointError, CollectiveError):
-            raise
-        except Exception as error:  # the system and each fsspec file system have errors of their own
-            told = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-            raise CheckpointError(
-                f"The checkpoint could not be written to {self._path}: {told}. What stood there before, if anything, "
-                "still stands."
-            ) from error
 
     def abandon(self) -> None:
         self._save.abandon()

@@ -8,7 +8,7 @@ import pickle
 import re
 import secrets
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ from poplin.checkpoint.folder_manifest import (
 )
 from poplin.checkpoint.parts import Part, on_cpu, part_of
 from poplin.checkpoint.skeleton import Skeleton, parted
-from poplin.errors import CheckpointError, CollectiveError, DamagedCheckpointError
+from poplin.errors import ArgumentTypeError, CheckpointError, CollectiveError, DamagedCheckpointError
 
 _DATA_FILE = re.compile(r"__\d+_\d+(\.[0-9a-f]+)?\.distcp")
 _VALUES_FILE = re.compile(r"poplin-values\.[0-9a-f]+\.pt")
@@ -72,7 +72,8 @@ class FolderSave(PreparedSave):
     """One save of a folder; making it plans it, and is a collective.
 
     Args:
-        folder: where to.
+        path: where to, for messages.
+        find: gives the folder; called while the other ranks hear of what it raises.
         state: this rank's part: plain values and tensors; what other ranks than 0 pass beyond tensors is left out.
         ranks: who writes together.
 
@@ -80,9 +81,9 @@ class FolderSave(PreparedSave):
         CheckpointError: something else stands there, or the parts do not make wholes. Nothing was written.
     """
 
-    def __init__(self, folder: Folder, state: Mapping[str, Any], ranks: Ranks) -> None:
-        self._folder, self._ranks = folder, ranks
-        self._doing = f"saving {folder.text}"
+    def __init__(self, path: str, find: Callable[[], Folder], state: Mapping[str, Any], ranks: Ranks) -> None:
+        self._find, self._ranks = find, ranks
+        self._doing = f"saving {path}"
         self._skeleton: Skeleton | None = None
         self._parts: dict[str, Part] = {}
         self._made: list[str] = []
@@ -149,6 +150,9 @@ class FolderSave(PreparedSave):
     # --- planning
 
     def _offer(self, state: Mapping[str, Any]) -> tuple[list[Offer], dict[str, str]]:
+        self._folder = self._find()
+        if not isinstance(state, dict):
+            raise ArgumentTypeError(f"A checkpoint is a dictionary, and this is a {type(state).__name__}.")
         skeleton = parted(state)
         offers = []
         for name, tensor in skeleton.tensors.items():
@@ -231,7 +235,7 @@ class FolderSave(PreparedSave):
         replaces = self._before is not None and self._before.state == WHOLE
         if not replaces and not (DCP_METADATA in there and FOLDER_MANIFEST not in there):
             begun = FolderManifest(WRITING, save_id, self._ranks.world_size)
-            folder.put(FOLDER_MANIFEST, begun.to_json())
+            folder.put(FOLDER_MANIFEST, begun.to_json(), durable=False)  # lost, the folder is no checkpoint either
 
     # --- writing
 
