@@ -15,6 +15,8 @@ from poplin.testing import (
     StrategyCompliance,
 )
 
+pytestmark = pytest.mark.timeout(600)  # one test launches the ranks for all: on a busy machine it takes its time
+
 
 class TestCPU(AcceleratorCompliance):
     name = "cpu"

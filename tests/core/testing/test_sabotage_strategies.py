@@ -21,6 +21,8 @@ ALONE = {
     "test_a_rank_that_dies_in_training_is_an_error_on_the_others": "another fault",
 }
 
+pytestmark = pytest.mark.timeout(600)  # one test launches the ranks for all: on a busy machine it takes its time
+
 
 class Suite(StrategyCompliance):
     slow = True  # those that are not are run with the ordinary tests

@@ -24,6 +24,8 @@ NEED_A_DEVICE = (
     "test_it_can_be_used_again_after_teardown",
 )
 
+pytestmark = pytest.mark.timeout(600)  # one test launches the ranks for all: on a busy machine it takes its time
+
 
 class TestCUDA(AcceleratorCompliance):
     name = "cuda"

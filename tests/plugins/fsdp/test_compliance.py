@@ -5,6 +5,8 @@ import pytest
 from poplin.testing import PackagingCompliance, StrategyCompliance
 from poplin_fsdp.strategy import FSDPStrategy
 
+pytestmark = pytest.mark.timeout(600)  # one test launches the ranks for all: on a busy machine it takes its time
+
 
 class TestFSDP(StrategyCompliance):
     name = "fsdp"
