@@ -1,0 +1,84 @@
+"""What stands for ``torch.tpu``."""
+
+import os
+
+import torch
+
+try:
+    from torch_tpu import _C
+except ImportError:
+    _C = None
+COMPILED = _C is not None
+_generator = torch.Generator()
+
+
+def is_available():
+    return device_count() > 0
+
+
+def device_count():
+    return int(os.environ.get("FAKE_TPUS", "2"))
+
+
+def is_initialized():
+    return False
+
+
+def _is_in_bad_fork():
+    return False
+
+
+def current_device():
+    return _C.current_device() if COMPILED else 0
+
+
+def set_device(device):
+    index = device if isinstance(device, int) else torch.device(device).index
+    if COMPILED and index is not None:
+        _C.set_device(index)
+
+
+def synchronize(device=None):
+    """Every operation is done when it returns."""
+
+
+def empty_cache():
+    """Nothing is cached."""
+
+
+def manual_seed(seed):
+    _generator.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # random numbers come by the CPU
+
+
+manual_seed_all = manual_seed
+
+
+def get_rng_state(device="tpu"):
+    return _generator.get_state()
+
+
+def set_rng_state(state, device="tpu"):
+    _generator.set_state(state)
+
+
+def memory_allocated(device=None):
+    return 0
+
+
+def get_amp_supported_dtype():
+    return [torch.bfloat16, torch.float16]
+
+
+class device:
+    """``with torch.tpu.device(1):``."""
+
+    def __init__(self, index):
+        self.index = index if isinstance(index, int) or index is None else torch.device(index).index
+
+    def __enter__(self):
+        self.before = current_device()
+        set_device(self.index if self.index is not None else self.before)
+
+    def __exit__(self, *_):
+        set_device(self.before)
