@@ -28,6 +28,8 @@ _VENDOR, _OTHER_CLASSES = "0x1ae0", ("0x01", "0x02")
 _PCI = Path("/sys/bus/pci/devices")
 #: The oldest torch that TorchTPU has wheels for.
 _OLDEST_TORCH_FOR_TPU = Version("2.11")
+#: What stands for the version of a package without metadata.
+UNKNOWN = "of unknown version"
 #: How long the runtime may take to say what it finds, in seconds.
 PROBE_SECONDS = 60.0
 
@@ -97,6 +99,8 @@ def torch_xla() -> Answer:
     version = installed("torch_xla")
     if version is None:
         return Answer(False, "the package torch_xla is not installed")
+    if version == UNKNOWN:
+        return Answer(True, f"torch_xla {version}")
     mine, its = (Version(text.partition("+")[0]).release[:2] for text in (torch.__version__, version))
     if mine != its:
         return Answer(
@@ -159,7 +163,7 @@ def installed(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "of unknown version"
+        return UNKNOWN
 
 
 def xla(name: str = "") -> ModuleType:
