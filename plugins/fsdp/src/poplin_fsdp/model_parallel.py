@@ -170,6 +170,7 @@ class ModelParallelStrategy(ShardedStrategy):
                     "module that it gets in place, and return it."
                 )
             root: ShardedRoot = UserShardedRoot(module, self.run_engine)
+            root.contains(self._roots)
         else:
             assert plan is not None
             apply_plan(module, self._mesh[TENSOR], plan)

@@ -38,6 +38,10 @@ class ShardedRoot(MethodDispatch):
         inside = {id(part.__dict__) for part in self.modules()}  # a wrapper shares the user's dictionary
         self._others = [other for other in others if other is not self and id(other.module.__dict__) in inside]
 
+    def modules_set_up_before(self) -> set[int]:
+        """Everything in the modules of these other roots, by the ``id`` of its dictionary."""
+        return {id(part.__dict__) for other in self._others for part in other.module.modules()}
+
     @property
     def parts(self) -> list[FSDPModule]:
         """What gathers parameters, in this module and in those that were set up before."""

@@ -102,9 +102,15 @@ class ShardedStrategy(MeshStrategy):
             options: for ``fully_shard``.
         """
         root = ShardedRoot(module, self.run_engine)
+        root.contains(self._roots)
+        done = root.modules_set_up_before()
+        chosen = [one for one in chosen if id(one.__dict__) not in done]
         ignored = {parameter for parameter in module.parameters() if cant_be_sharded(parameter)}
         ignored |= {parameter for parameter in module.parameters() if not is_replicated(parameter)}  # set up before
         ignored |= set(options.get("ignored_params") or ())
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            # no backward would ever give up what was gathered for the root
+            options = {**options, "reshard_after_forward": options.get("reshard_after_forward") is not False}
         policy, root_policy = self._policies()
         for group in groups_of(root, chosen):
             fully_shard(
@@ -138,7 +144,6 @@ class ShardedStrategy(MeshStrategy):
         before.keep_attributes()
         replicated = [parameter for parameter in module.parameters() if is_replicated(parameter)]
         root.averaging = Averaging(replicated, self.data_group, self.data_world_size)
-        root.contains(self._roots)
         self._roots.add(root)
         return root
 
