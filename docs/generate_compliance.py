@@ -12,8 +12,8 @@ from pathlib import Path
 
 from poplin import testing
 from poplin.testing import checking, reference
+from poplin.testing.checks import SEVERAL, requirements
 from poplin.testing.compliance import Compliance
-from poplin.testing.requirement import SEVERAL, requirements
 
 PAGE = Path(__file__).with_name("compliance.md")
 

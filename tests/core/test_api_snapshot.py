@@ -31,7 +31,7 @@ def interfaces():
 def the_kit():
     """The names of ``poplin.testing``, with their signatures, and each suite's checks."""
     from poplin import testing
-    from poplin.testing.requirement import requirements
+    from poplin.testing.checks import requirements
 
     for name in testing.__all__:
         value = getattr(testing, name)

@@ -205,6 +205,6 @@ def test_the_check_that_names_the_fault_fails_and_no_other(suite):
 
 
 def test_every_check_of_environments_is_named_by_a_fault():
-    from poplin.testing.requirement import requirements
+    from poplin.testing.checks import requirements
 
     assert {one.title for one in requirements(EnvironmentCompliance)} == {suite.finds for suite in FAULTS} - {None}

@@ -185,7 +185,7 @@ def test_the_check_that_names_the_fault_fails_and_no_other(suite):
 
 
 def test_every_check_of_loggers_is_named_by_a_fault():
-    from poplin.testing.requirement import requirements
+    from poplin.testing.checks import requirements
 
     named = {suite.finds for suite in FAULTS} - {None} | {"it is made without arguments and is of its kind"}
     assert {one.title for one in requirements(LoggerCompliance)} == named

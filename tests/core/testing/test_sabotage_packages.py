@@ -129,7 +129,7 @@ def checked(site, monkeypatch):
 
 
 def test_every_check_of_packages_is_named_by_a_fault():
-    from poplin.testing.requirement import requirements
+    from poplin.testing.checks import requirements
 
     named = {
         one for expected, _ in FAULTS.values() for one in ([expected] if isinstance(expected, str) else expected or [])

@@ -493,7 +493,7 @@ def test_the_check_that_names_the_fault_fails_and_no_other(suite):
 
 
 def test_every_check_of_strategies_is_named_by_a_fault():
-    from poplin.testing.requirement import requirements
+    from poplin.testing.checks import requirements
 
     inseparable = {  # whatever gets these wrong fails half of the others
         "the original module is the users",

@@ -49,7 +49,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_face(
     __name__,
     {
-        "SEVERAL": "poplin.testing.requirement:SEVERAL",
+        "SEVERAL": "poplin.testing.checks:SEVERAL",
         "AcceleratorCompliance": "poplin.testing.suites.accelerator:AcceleratorCompliance",
         "Case": "poplin.testing.case:Case",
         "CheckpointIOCompliance": "poplin.testing.suites.checkpoint_io:CheckpointIOCompliance",
@@ -79,7 +79,7 @@ __getattr__, __dir__ = lazy_face(
         "make_distribution": "poplin.testing.distributions:make_distribution",
         "plugin_source": "poplin.testing.distributions:plugin_source",
         "report": "poplin.testing.ranks:report",
-        "requirement": "poplin.testing.requirement:requirement",
+        "requirement": "poplin.testing.checks:requirement",
         "run_ranks": "poplin.testing.ranks:run_ranks",
         "run_simulated": "poplin.testing.simulated:run_simulated",
         "run_suite": "poplin.testing.checking:run_suite",

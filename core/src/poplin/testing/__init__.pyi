@@ -5,6 +5,8 @@ from poplin.testing.case import Case as Case
 from poplin.testing.checking import check as check
 from poplin.testing.checking import run_suite as run_suite
 from poplin.testing.checking import suite_for as suite_for
+from poplin.testing.checks import SEVERAL as SEVERAL
+from poplin.testing.checks import requirement as requirement
 from poplin.testing.compliance import Compliance as Compliance
 from poplin.testing.distributions import make_distribution as make_distribution
 from poplin.testing.distributions import plugin_source as plugin_source
@@ -17,8 +19,6 @@ from poplin.testing.ranks import RanksFailedError as RanksFailedError
 from poplin.testing.ranks import free_port as free_port
 from poplin.testing.ranks import report as report
 from poplin.testing.ranks import run_ranks as run_ranks
-from poplin.testing.requirement import SEVERAL as SEVERAL
-from poplin.testing.requirement import requirement as requirement
 from poplin.testing.simulated import SimulatedStrategy as SimulatedStrategy
 from poplin.testing.simulated import run_simulated as run_simulated
 from poplin.testing.simulated import simulated_strategies as simulated_strategies

@@ -11,9 +11,9 @@ from poplin.errors import ArgumentValueError, PoplinError, UnknownNameError
 from poplin.registry.kinds import KINDS, get_kind
 from poplin.registry.names import fold, parse_reference
 from poplin.registry.records import CORE, RUNTIME, Row
+from poplin.testing.checks import requirements
 from poplin.testing.compliance import Compliance, configured
 from poplin.testing.outcomes import Outcome
-from poplin.testing.requirement import requirements
 
 #: kind → the suite for it, as ``module:class``.
 SUITES = {

@@ -24,10 +24,10 @@ from typing import Any, ClassVar
 
 from poplin.errors import ArgumentValueError
 from poplin.testing.case import Case
+from poplin.testing.checks import SEVERAL, Requirement, requirements
 from poplin.testing.launch import Result, run_in_processes
 from poplin.testing.outcomes import ComplianceError, NotClaimed
 from poplin.testing.rank import run_check
-from poplin.testing.requirement import SEVERAL, Requirement, requirements
 
 
 class Compliance:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from poplin.testing.checks import Requirement
 from poplin.testing.outcomes import Status
 from poplin.testing.rank import told
-from poplin.testing.requirement import Requirement
 from poplin.testing.warm import Ended, Server
 
 if TYPE_CHECKING:

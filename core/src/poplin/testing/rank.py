@@ -13,10 +13,10 @@ from typing import Any
 
 from poplin.testing.calls import answer
 from poplin.testing.case import Case
+from poplin.testing.checks import Requirement, requirements
 from poplin.testing.loading import load_suite
 from poplin.testing.outcomes import ComplianceError, NotClaimed
 from poplin.testing.ranks import free_port
-from poplin.testing.requirement import Requirement, requirements
 
 
 def main(folder: Path, rank: int) -> int:

@@ -70,7 +70,7 @@ class Server:
             server = cls._servers[key] = Server(preload)
         return server
 
-    def run(self, folder: Path, processes: int, environ: dict[str, str], limit: float, grace: float = 15) -> Ended:
+    def run(self, folder: Path, processes: int, environ: dict[str, str], limit: float, grace: float = 6) -> Ended:
         """Fork ranks, wait for their end, and kill what they leave.
 
         Args:

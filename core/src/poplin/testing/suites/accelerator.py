@@ -23,7 +23,7 @@ import torch
 from poplin import Fabric, registry
 from poplin.registry.names import fold, parse_reference
 from poplin.testing.case import Case, error_or_none
-from poplin.testing.requirement import requirement
+from poplin.testing.checks import requirement
 from poplin.testing.suites.extension import Common
 from poplin.testing.suites.training import SmallNet, fabric_training, optimizer_of, plain_training, seeded
 

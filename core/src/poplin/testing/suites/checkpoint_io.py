@@ -30,7 +30,7 @@ from poplin import Fabric
 from poplin.errors import CheckpointError, CheckpointNotFoundError, DamagedCheckpointError, PoplinError
 from poplin.strategies import ParallelStrategy
 from poplin.testing.case import Case, error_or_none
-from poplin.testing.requirement import SEVERAL, requirement
+from poplin.testing.checks import SEVERAL, requirement
 from poplin.testing.suites.extension import Common
 
 #: Bytes that a process may write to one file before it is killed.

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from poplin.errors import SelectionError
 from poplin.testing.case import Case, error_or_none
-from poplin.testing.requirement import requirement
+from poplin.testing.checks import requirement
 from poplin.testing.suites.extension import Common
 from poplin.testing.suites.listening import Listening
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from poplin.registry.kinds import KINDS
 from poplin.testing.case import Case, error_or_none
+from poplin.testing.checks import requirement
 from poplin.testing.compliance import Compliance
-from poplin.testing.requirement import requirement
 
 
 class Common(Compliance):

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from poplin.testing.case import Case
+from poplin.testing.checks import requirement
 from poplin.testing.launch import describe
 from poplin.testing.processes import Program
 from poplin.testing.programs import launched
-from poplin.testing.requirement import requirement
 from poplin.testing.suites.extension import Common
 
 _PROGRAM = Path(launched.__file__)

@@ -25,7 +25,7 @@ from typing import Any
 from poplin import Fabric
 from poplin.strategies import ParallelStrategy
 from poplin.testing.case import Case, error_or_none
-from poplin.testing.requirement import SEVERAL, requirement
+from poplin.testing.checks import SEVERAL, requirement
 from poplin.testing.suites.extension import Common
 from poplin.testing.suites.listening import Listening
 

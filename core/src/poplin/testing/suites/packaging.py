@@ -32,8 +32,8 @@ from poplin.registry.kinds import KINDS
 from poplin.registry.names import fold, is_registrable
 from poplin.registry.records import CORE, Row
 from poplin.testing.case import Case
+from poplin.testing.checks import requirement
 from poplin.testing.compliance import Compliance
-from poplin.testing.requirement import requirement
 
 #: The modules of the core that a plugin may import.
 PUBLIC_FACES = frozenset(

@@ -27,7 +27,7 @@ from poplin import Fabric
 from poplin.errors import SelectionError
 from poplin.registry.names import fold, parse_reference
 from poplin.testing.case import Case, error_or_none
-from poplin.testing.requirement import requirement
+from poplin.testing.checks import requirement
 from poplin.testing.suites.extension import Common
 from poplin.testing.suites.training import SmallNet, fabric_training, plain_optimizer_of, plain_training, seeded
 

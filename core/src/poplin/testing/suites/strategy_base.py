@@ -12,9 +12,9 @@ from poplin import Fabric
 from poplin.errors import SelectionError
 from poplin.strategies import ParallelStrategy, Strategy
 from poplin.testing.case import Case
+from poplin.testing.checks import Requirement
 from poplin.testing.compliance import Compliance
 from poplin.testing.launch import Result
-from poplin.testing.requirement import Requirement
 from poplin.testing.suites.training import SmallNet, fabric_training, optimizer_of, seeded
 from poplin.wrappers.sharing import link_of
 

@@ -10,7 +10,7 @@ import torch
 
 from poplin.errors import CollectiveError
 from poplin.testing.case import Case
-from poplin.testing.requirement import SEVERAL, requirement
+from poplin.testing.checks import SEVERAL, requirement
 from poplin.testing.suites.strategy_base import StrategyBase
 
 

@@ -15,7 +15,7 @@ from poplin import Fabric
 from poplin.checkpoint import TorchCheckpointIO
 from poplin.strategies import parameter_names
 from poplin.testing.case import Case
-from poplin.testing.requirement import SEVERAL, requirement
+from poplin.testing.checks import SEVERAL, requirement
 from poplin.testing.suites.strategy_base import StrategyBase
 from poplin.testing.suites.training import fabric_training, plain_training, seeded
 from poplin.wrappers import unwrap

@@ -10,7 +10,7 @@ import torch
 
 from poplin.errors import PoplinError
 from poplin.testing.case import Case, error_or_none
-from poplin.testing.requirement import SEVERAL, requirement
+from poplin.testing.checks import SEVERAL, requirement
 from poplin.testing.suites.strategy_base import StrategyBase
 from poplin.testing.suites.training import SmallNet, fabric_training, plain_training, seeded, share
 from poplin.wrappers import unwrap
