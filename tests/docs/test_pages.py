@@ -17,25 +17,38 @@ import sys
 import tomllib
 import traceback
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("methods", "callbacks", "workflows", "troubleshooting")
+PAGES = ("methods", "callbacks", "workflows", "troubleshooting", "checkpoints")
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n?```text\n(.*?)^```$)?", flags=re.MULTILINE | re.DOTALL)
 
 
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """All pages, two at a time: what takes long are the imports of the commands, each in a process of its own."""
+
+    def run(page):
+        return subprocess.run(
+            [sys.executable, __file__, str(DOCS / f"{page}.md")],
+            cwd=tmp_path_factory.mktemp(page),
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(PAGES, pool.map(run, PAGES), strict=True))
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", PAGES)
-def test_every_snippet_of(page, tmp_path):
-    done = subprocess.run(
-        [sys.executable, __file__, str(DOCS / f"{page}.md")],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+def test_every_snippet_of(page, pages):
+    done = pages[page]
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
     assert done.stdout.endswith("all blocks did what the page says\n")
 

@@ -23,9 +23,9 @@ PROGRAMS = Path(__file__).parent / "programs"
 STARTING = 90  # seconds: imports of torch on a busy machine
 
 
-def run(case, folder, signum=None, group=False):
+def run(case, folder, signum=None, group=False, grace=4):
     """Run a case until both ranks are up (or the fault has struck), send a signal, and wait for the end."""
-    with Program(PROGRAMS / "faults.py", [case, str(folder)], env={"POPLIN_GRACE": "4"}) as program:
+    with Program(PROGRAMS / "faults.py", [case, str(folder)], env={"POPLIN_GRACE": str(grace)}) as program:
         program.wait_for(lambda output: "up0" in output and "up1" in output, timeout=STARTING)
         if signum is not None:
             program.send(signum, group=group)
@@ -60,7 +60,7 @@ def test_a_rank_that_raises_ends_the_run_and_is_named(tmp_path, culprit):
 
 
 def test_a_rank_that_sits_in_a_backward_pass_to_the_end_of_the_grace_is_told_of(tmp_path):
-    code, output = run("rank_0_raises_while_1_is_stuck", tmp_path)
+    code, output = run("rank_0_raises_while_1_is_stuck", tmp_path, grace=2)
     assert code == 1, output
     assert "ValueError: boom on rank 0" in output
     where = r"poplin: Rank 1 sat in the collective of the backward pass \(\S+faults\.py:\d+\) to the end of the grace"
@@ -75,7 +75,9 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(tmp_path):
     assert_the_checkpoint_is_whole(tmp_path)
 
 
-@pytest.mark.parametrize(("signum", "expected"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("signum", "expected"), [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow), (signal.SIGKILL, -9)]
+)
 def test_when_the_launching_process_is_ended_in_the_middle_of_saves_all_end(tmp_path, signum, expected):
     code, output = run("goes_on", tmp_path, signum)
     assert code == expected, output
@@ -107,6 +109,7 @@ def test_sigterm_to_the_whole_process_group_leaves_time_to_save_with_loader_work
 # --- workers run a function
 
 
+@pytest.mark.slow
 def test_workers_that_fail_are_named_and_the_launching_process_goes_on(tmp_path):
     with Program(PROGRAMS / "faults.py", ["workers", str(tmp_path)]) as program:
         code = program.end(timeout=150)

@@ -65,7 +65,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("target", [("train.py",), ("-m", "train")])
+@pytest.mark.parametrize("target", [("-m", "train"), pytest.param(("train.py",), marks=pytest.mark.slow)])
 def test_two_processes_of_a_script_and_of_a_module(folder, target):
     options = ["--devices", "2", "--accelerator=cpu", "--grace=7", "--no-torch-autoload", "-p", "mine"]
     with Program(

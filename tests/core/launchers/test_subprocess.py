@@ -35,8 +35,15 @@ def test_two_processes_then_one_in_each_then_the_two_again(tmp_path):
         assert run["three"].startswith("ContradictionError: 3 device(s)")
 
 
-@pytest.mark.parametrize("what", ["function", "script"])
-@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize(
+    ("what", "culprit"),
+    [
+        ("function", 1),
+        ("script", 0),
+        pytest.param("function", 0, marks=pytest.mark.slow),
+        pytest.param("script", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_the_rank_that_fails_is_named_first_and_the_other_cleans_up(what, culprit):
     with Program(SCRIPT, [what, str(culprit), "raises"]) as program:
         assert program.end(timeout=40) == 1, program.output
@@ -68,7 +75,7 @@ def test_a_rank_that_fails_after_the_first_has_ended_fails_the_run():
     ("signum", "group", "code", "cleaned"),
     [
         (signal.SIGTERM, False, 143, ("finally0", "finally1")),
-        (signal.SIGKILL, False, -9, ("finally1",)),
+        pytest.param(signal.SIGKILL, False, -9, ("finally1",), marks=pytest.mark.slow),  # test_faults.py does it, too
         (signal.SIGINT, True, -2, ("finally0", "finally1")),
     ],
 )
@@ -86,7 +93,7 @@ def test_a_good_sys_exit_ends_the_run_well_and_another_is_its_exit_code():
 
 
 def test_modules_options_of_the_interpreter_and_another_folder(tmp_path):
-    command = [sys.executable, "-O", "-m", "script", "hello", "it's me"]
+    command = [sys.executable, "-B", "-m", "script", "hello", "it's me"]
     with Program(command, env={"PYTHONPATH": str(PROGRAMS)}, cwd=tmp_path) as program:
         assert program.end(timeout=40) == 0, program.output
         lines = sorted(line for line in program.output.splitlines() if line.startswith("hello"))

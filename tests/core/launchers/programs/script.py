@@ -104,7 +104,7 @@ def main(what):
             run.launch(lambda run: run.environment.global_rank()),
             sys.argv[1:],
             os.getcwd(),
-            sys.flags.optimize,
+            sys.flags.dont_write_bytecode,
         )
     elif what == "exits":
         run.launch()
