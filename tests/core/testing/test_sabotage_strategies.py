@@ -358,6 +358,16 @@ class DropsABatch(Suite):
             return [*dataloader][1:]
 
 
+class WorkersGetAClosure(Suite):
+    finds = "what reaches dataloader workers can be sent"
+
+    class made_of(DDPStrategy):
+        def process_dataloader(self, dataloader):
+            if dataloader.num_workers:
+                dataloader.collate_fn = lambda batch: batch
+            return dataloader
+
+
 class LoadsInSilence(Suite):
     finds = "a module takes the values that it is given"
 

@@ -203,3 +203,13 @@ class Training(StrategyBase):
         most = fabric.strategy.all_reduce(torch.tensor([counts], device=fabric.device), reduce_op="max")
         case.expect_equal(int(most), counts, "the number of batches, as on the rank that has most")
         case.expect_equal(sorted(seen), list(range(7)), "the samples that metrics have seen")
+
+    @requirement("Strategy.process_dataloader")
+    def test_what_reaches_dataloader_workers_can_be_sent(self, case: Case) -> None:
+        """Dataset, ``collate_fn`` and ``worker_init_fn`` of a set-up loader pickle: forkserver and spawn need that."""
+        fabric = self.fabric(case)
+        data = torch.utils.data.TensorDataset(torch.arange(4))
+        loader: Any = fabric.setup_dataloaders(torch.utils.data.DataLoader(data, num_workers=1))
+        for name in ("dataset", "collate_fn", "worker_init_fn"):
+            error = error_or_none(lambda name=name: pickle.dumps(getattr(loader, name, None)))  # type: ignore[misc]
+            case.expect(error is None, f"a {name} that pickles", repr(error))
