@@ -297,7 +297,8 @@ def main(fabric):
     model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
     fabric.backward(model(torch.ones(2, 3)).mean())
     optimizer.step()
-    return fabric.world_size, before == dict(os.environ)
+    changed = {name for name in {**before, **os.environ} if before.get(name) != os.environ.get(name)}
+    return fabric.world_size, changed <= {"TORCHINDUCTOR_CACHE_DIR"}  # which torch sets when it is imported
 
 if __name__ == "__main__":
     config = json.dumps({"zero_optimization": {"stage": 3}})

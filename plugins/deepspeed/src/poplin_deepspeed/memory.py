@@ -63,4 +63,4 @@ def planned(
 
 
 def _offloads(config: Mapping[str, Any], section: str) -> bool:
-    return get(config, (ZERO, section, "device")) == "cpu"
+    return bool(get(config, (ZERO, section, "device")) == "cpu")

@@ -11,37 +11,32 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from poplin.errors import ArgumentValueError, UsageError
 from poplin.precision import Precision
-from poplin.strategies import Memory, ParallelStrategy
+from poplin.strategies import Memory
 from poplin_deepspeed import config as configuration
-from poplin_deepspeed import engine as gradients
-from poplin_deepspeed import folder, memory, saving, selecting, setup
-from poplin_deepspeed import state as states
-from poplin_deepspeed.capturing import OPTIMIZER, Captured, capture
-from poplin_deepspeed.checkpoint import DeepSpeedCheckpointIO, local
-from poplin_deepspeed.errors import EngineLimitError
+from poplin_deepspeed import memory, selecting, setup
+from poplin_deepspeed.capturing import Captured
 from poplin_deepspeed.extensions import check_compiler, check_locks, stale_locks
 from poplin_deepspeed.library import Communication, load, variables
-from poplin_deepspeed.names import full_shape
 from poplin_deepspeed.precision import DTYPES, DeepSpeedPrecision
 from poplin_deepspeed.settings import ZERO, get
+from poplin_deepspeed.stepping import Stepping
+from poplin_deepspeed.storing import Storing
 
 if TYPE_CHECKING:
     from poplin.accelerators import Accelerator
-    from poplin.checkpoint import CheckpointIO, StoragePath
+    from poplin.checkpoint import CheckpointIO
     from poplin.environments import ClusterEnvironment
     from poplin.selection import Selection
 
 _BATCH = "train_micro_batch_size_per_gpu"
-#: Seconds that rank 0 waits for the others' files where no timeout was given.
-_PATIENCE = 1800.0
 
 
-class DeepSpeedStrategy(ParallelStrategy):
+class DeepSpeedStrategy(Stepping, Storing):
     """ZeRO by DeepSpeed, on every device type for which it has an accelerator; CPU with gloo among them.
 
     Stage 1 shards optimizer states over the processes, stage 2 gradients too, stage 3 parameters too. A module and its
@@ -332,26 +327,6 @@ class DeepSpeedStrategy(ParallelStrategy):
             config[section] = {**config.get(section, {}), "enabled": True}
         return config
 
-    def _live_engines(self) -> list[Any]:
-        self._engines[:] = [reference for reference in self._engines if reference() is not None]
-        return [engine for reference in self._engines if (engine := reference()) is not None]
-
-    def _handles(self) -> list[setup.Handle]:
-        return [handle for engine in self._live_engines() if (handle := setup.handle_of(engine)) is not None]
-
-    def original_module(self, wrapped: nn.Module) -> nn.Module:
-        if setup.handle_of(wrapped) is None:
-            return wrapped
-        engine: Any = wrapped
-        original: nn.Module = engine.module.module
-        return original
-
-    def forward_method(self, wrapped: nn.Module, name: str) -> Callable[..., Any]:
-        if setup.handle_of(wrapped) is None:
-            return super().forward_method(wrapped, name)
-        through: Callable[..., Any] = wrapped.module.through(wrapped, name)  # type: ignore[union-attr, operator]
-        return through
-
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
         """At stage 3 parameters are partitioned as soon as they are made."""
         context: Any = super().module_init_context(empty_init)
@@ -371,250 +346,6 @@ class DeepSpeedStrategy(ParallelStrategy):
 
     def module_sharded_context(self) -> AbstractContextManager[Any]:
         return self.module_init_context()
-
-    # --- steps
-
-    def backward(self, tensor: Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:
-        """Run the backward pass by the engine; gradients add up until the step.
-
-        Args:
-            tensor: a scalar.
-            module: the engine.
-            *args: none.
-            **kwargs: ``retain_graph``.
-
-        Raises:
-            EngineLimitError: no scalar, or arguments that the engine doesn't have.
-            UsageError: the module was set up without an optimizer.
-        """
-        handle = setup.handle_of(module)
-        if handle is None or not handle.state.trains:
-            name = type(self.original_module(module)).__name__ if module is not None else "the module"
-            raise UsageError(
-                f"{name} was set up without an optimizer, so that DeepSpeed's engine has nothing to train: "
-                "model, optimizer = fabric.setup(model, optimizer)."
-            )
-        if args or set(kwargs) - {"retain_graph"}:
-            given = ", ".join(sorted(set(kwargs) - {"retain_graph"})) or f"{len(args)} more argument(s)"
-            raise EngineLimitError(f"DeepSpeed's engine takes in backward() nothing but retain_graph, and got {given}.")
-        if tensor.numel() != 1 or tensor.grad_fn is None:
-            raise EngineLimitError(
-                f"DeepSpeed's engine runs backward from a scalar that a forward made, and this tensor has the shape "
-                f"{tuple(tensor.shape)}{'' if tensor.grad_fn is not None else ' and no history'}."
-            )
-        gradients.begin_backward(handle.state)
-        try:
-            self.run_engine(
-                "backward", gradients.backward, handle.state, tensor, bool(kwargs.get("retain_graph", False))
-            )
-        except BaseException:
-            self._abandon(handle)
-            raise
-
-    def optimizer_step(self, optimizer: Optimizer, model: nn.Module | None = None, **kwargs: Any) -> Any:
-        """Step by the engine.
-
-        Args:
-            optimizer: the user's.
-            model: its engine.
-            kwargs: ``closure``, which is run once.
-
-        Raises:
-            EngineLimitError: other arguments.
-        """
-        handle = setup.handle_of(model)
-        if handle is None:
-            return super().optimizer_step(optimizer, model, **kwargs)
-        closure = kwargs.pop("closure", None)
-        if kwargs:
-            raise EngineLimitError(f"DeepSpeed's engine takes no {', '.join(kwargs)} in a step.")
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        try:
-            self.run_engine("optimizer step", gradients.step, handle.state)
-        except BaseException:
-            self._abandon(handle)
-            raise
-        return loss
-
-    def zero_grad(self, optimizer: Optimizer, model: nn.Module | None = None, set_to_none: bool = True) -> None:
-        """Forget what backward passes have left in the engine."""
-        handle = setup.handle_of(model)
-        if handle is None:
-            super().zero_grad(optimizer, model, set_to_none)
-        elif gradients.has_gradients(handle.state):
-            gradients.forget_gradients(handle.state)
-
-    def step_was_skipped(self, optimizer: Optimizer, model: nn.Module | None = None) -> bool:
-        """Whether the engine met gradients that are not finite."""
-        handle = setup.handle_of(model)
-        return handle is not None and not handle.state.engine.was_step_applied()
-
-    def clip_gradients_norm(
-        self,
-        module: nn.Module | None,
-        optimizer: Optimizer,
-        max_norm: float,
-        norm_type: float | str = 2.0,
-        error_if_nonfinite: bool = True,
-    ) -> Tensor:
-        """Let the next step clip by the total 2-norm, and return that norm. A collective.
-
-        Raises:
-            EngineLimitError: another norm, or a part of the engine's module.
-            RuntimeError: the norm is not finite, and no loss is scaled.
-        """
-        handle = self._handle_for(module, optimizer)
-        if handle is None:
-            return super().clip_gradients_norm(module, optimizer, max_norm, norm_type, error_if_nonfinite)
-        if float(norm_type) != 2.0:
-            raise EngineLimitError(
-                f"DeepSpeed's engine clips by the 2-norm only, and norm_type={norm_type!r} was asked for."
-            )
-        return self.run_engine(
-            "clipping", gradients.clip, handle.state, float(max_norm), error_if_nonfinite and not self._scales_loss
-        )
-
-    def clip_gradients_value(self, module: nn.Module | None, optimizer: Optimizer, clip_val: float) -> None:
-        """Not possible.
-
-        Raises:
-            EngineLimitError: the gradients are in an engine, which clips by norm only.
-        """
-        if self._handle_for(module, optimizer) is None:
-            super().clip_gradients_value(module, optimizer, clip_val)
-            return
-        raise EngineLimitError("DeepSpeed's engine can't clip gradients by value. Clip by norm: max_norm=...")
-
-    @property
-    def _scales_loss(self) -> bool:
-        return isinstance(self.precision, DeepSpeedPrecision) and self.precision.section == "fp16"
-
-    def _handle_for(self, module: nn.Module | None, optimizer: Optimizer) -> setup.Handle | None:
-        for handle in self._handles():
-            if handle.optimizer is optimizer:
-                if module is None or module is handle.state.engine:
-                    return handle
-                raise EngineLimitError(
-                    "DeepSpeed's engine clips the gradients of its whole module: pass the module that was set up "
-                    "together with this optimizer."
-                )
-        return None
-
-    def _abandon(self, failed: setup.Handle) -> None:
-        """Let the engine that failed, and those that its backward pass was in, start afresh."""
-        for handle in self._handles():
-            if handle is failed or (handle.state.trains and gradients.is_in_backward(handle.state)):
-                gradients.abandon(handle.state)
-
-    # --- state
-
-    def parameter_shapes(self, module: nn.Module) -> Mapping[str, tuple[int, ...]]:
-        handle = setup.handle_of(module)
-        if handle is None:
-            return super().parameter_shapes(module)
-        return {name: tuple(full_shape(parameter)) for name, parameter in handle.names.parameters.items()}
-
-    def param_groups(self, optimizer: Optimizer | nn.Module) -> list[dict[str, Any]]:
-        handle = setup.handle_of(optimizer)
-        if handle is None:
-            return super().param_groups(optimizer)
-        groups = handle.state.zero.optimizer.param_groups
-        return [{**group, "params": own} for group, own in zip(groups, handle.state.groups, strict=True)]
-
-    def get_module_state_dict(self, module: nn.Module, sharded: bool = False) -> dict[str, Any]:
-        """Full float32 values; on rank 0 only, or each on one rank if ``sharded``.
-
-        For a ZeRO folder, what stands for this rank's files.
-        """
-        handle = setup.handle_of(module)
-        plain = super().get_module_state_dict(module)
-        if handle is None:
-            return plain
-        if sharded and self._writes_natively and handle.state.trains:
-            return self._capture(handle).marker()
-        keep = self._keep(sharded and not self._writes_natively)
-        return states.module_state(handle.state, handle.names, plain, keep)
-
-    def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> None:
-        handle = setup.handle_of(module)
-        if handle is None:
-            super().load_module_state_dict(module, state, strict)
-            return
-        states.load_weights(handle.state, handle.names, state, strict)
-        rest = {name: value for name, value in state.items() if name not in handle.names.parameters}
-        super().load_module_state_dict(module, rest, strict=False)
-
-    def get_optimizer_state(
-        self, optimizer: Optimizer | nn.Module, names: states.ParameterNames, sharded: bool = False
-    ) -> dict[str, Any]:
-        """By name, with full values on rank 0 only, or each on one rank if ``sharded``."""
-        handle = setup.handle_of(optimizer)
-        if handle is None:
-            return super().get_optimizer_state(optimizer, names, sharded)
-        if sharded and self._writes_natively:
-            return {OPTIMIZER: self._name_of(handle)}
-        return states.optimizer_state(handle.state, names, self._keep(sharded))
-
-    def load_optimizer_state(
-        self, optimizer: Optimizer | nn.Module, state: Mapping[str, Any], names: states.ParameterNames
-    ) -> None:
-        handle = setup.handle_of(optimizer)
-        if handle is None:
-            super().load_optimizer_state(optimizer, state, names)
-        else:
-            states.load_optimizer_state(handle.state, state, names)
-
-    def save_checkpoint(
-        self,
-        path: StoragePath,
-        state: dict[str, Any],
-        storage_options: Any | None = None,
-        filter: dict[str, Callable[[str, Any], bool]] | None = None,
-    ) -> None:
-        """Write a ZeRO folder, each rank its part; by another checkpoint IO, what that one writes.
-
-        Raises:
-            CheckpointError: it could not be written; what stood at ``path`` before still stands.
-            UsageError: an optimizer without its module.
-        """
-        if not self._writes_natively:
-            super().save_checkpoint(path, state, storage_options, filter)
-            return
-        saving.write(local(path), state, self._captured, self._ranks_of_a_save())
-
-    def prepare_save(self, path: StoragePath, state: dict[str, Any]) -> saving.BackgroundSave:
-        """A ZeRO folder to be written in the background. Called by its checkpoint IO."""
-        return saving.BackgroundSave(local(path), state, self._captured, self._ranks_of_a_save())
-
-    def _ranks_of_a_save(self) -> saving.Ranks:
-        timeout = self.timeout.total_seconds() if self.timeout is not None else _PATIENCE
-        return saving.Ranks(self.global_rank, self.world_size, self.store, timeout)
-
-    @property
-    def _writes_natively(self) -> bool:
-        return isinstance(self.checkpoint_io, DeepSpeedCheckpointIO)
-
-    def _capture(self, handle: setup.Handle) -> Captured:
-        if configuration.offloads_to(self.config, "nvme"):
-            raise EngineLimitError(
-                "The optimizer's states are on NVMe, from where no ZeRO folder is written here: save through another "
-                "checkpoint IO (plugins='torch')."
-            )
-        tag = self.broadcast(folder.new_tag(handle.state.engine.global_steps))
-        captured = capture(handle, tag, self._name_of(handle), self.exclude_frozen_parameters)
-        self._captured[tag] = captured
-        return captured
-
-    def _name_of(self, handle: setup.Handle) -> str:
-        """The same on every rank: engines are made in the same order."""
-        return str(self._handles().index(handle))
-
-    def _keep(self, sharded: bool) -> states.Keep:
-        rank, world = self.global_rank, self.world_size
-        return (lambda index: index % world == rank) if sharded else (lambda index: rank == 0)
 
 
 _OWN = frozenset(

@@ -343,7 +343,7 @@ for stage in (1, 2, 3):
     ):
         cases.run(case.__name__, case, fabric)
     fabric.close()
-checkpointing = zero(2, partition_activations=False, cpu_checkpointing=True)
+checkpointing = zero(2, synchronize_checkpoint_boundary=True)
 results["checkpointing"] = Cases()
 results["checkpointing"].run("checkpointing", settings_of_checkpointing, checkpointing)
 checkpointing.close()
