@@ -93,3 +93,9 @@ def test_nothing_to_check_is_no_success(monkeypatch, capsys):
 def test_an_unknown_name_says_what_may_have_been_meant(capsys):
     assert app.main(["plugins", "check", "cvs"]) == 1
     assert "'csv'" in capsys.readouterr().err
+
+
+def test_what_offers_no_name_is_checked_as_a_package(monkeypatch, site):
+    make_distribution(site, "acme-poplin", entry_points={"poplin.callbacks_factory": {"acme": "acme_plugin:callbacks"}})
+    monkeypatch.syspath_prepend(str(site))
+    assert checked(monkeypatch, found=outcomes("passed"))[1]["reference"] == "acme-poplin"
