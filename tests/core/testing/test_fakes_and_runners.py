@@ -122,3 +122,39 @@ def test_and_gone_after_it():
     assert "acme_poplin" not in sys.modules
     with pytest.raises(UnknownNameError):
         registry.find("strategies", "acme")
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+from pathlib import Path
+
+from poplin.testing import call_in_ranks
+
+PIDS = Path(sys.argv[1])
+
+
+def sleeps():
+    (PIDS / str(os.getpid())).touch()
+    time.sleep(120)
+
+
+if __name__ == "__main__":
+    def interrupt():
+        while len(os.listdir(PIDS)) < 2:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    call_in_ranks(sleeps)
+"""
+
+
+def test_an_interrupt_leaves_no_rank(tmp_path):
+    script, pids = tmp_path / "script.py", tmp_path / "pids"
+    script.write_text(INTERRUPTED)
+    pids.mkdir()
+    done = subprocess.run([sys.executable, script, pids], capture_output=True, text=True, timeout=150)
+    assert "KeyboardInterrupt" in done.stderr
+    ranks = os.listdir(pids)
+    assert len(ranks) == 2
+    assert [pid for pid in ranks if os.path.exists(f"/proc/{pid}")] == []

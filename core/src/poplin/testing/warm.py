@@ -50,13 +50,20 @@ class Server:
     _servers: dict[tuple[int, bool], Server] = {}  # noqa: RUF012 - one for each process and kind
 
     def __init__(self, preload: bool) -> None:
+        if not hasattr(os, "fork"):
+            raise LaunchError("The checks fork their processes, which this system can't: run them on Linux or macOS.")
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "poplin.testing.warm", str(int(preload))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": path,
+                "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",  # macOS: a fork needs no exec after it
+            },
             start_new_session=True,
         )
         atexit.register(self.stop)
@@ -110,6 +117,8 @@ class Server:
     def stop(self) -> None:
         """End it, and whatever it has forked."""
         process = self._process
+        if process.poll() is None:
+            process.terminate()
         if process.stdin is not None and not process.stdin.closed:
             try:
                 process.stdin.close()
@@ -125,12 +134,29 @@ class Server:
 
 def serve(preload: bool) -> None:
     """Answer requests until nobody can ask any more."""
+    signal.signal(signal.SIGTERM, _end)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what an import prints is no answer
     for name in PRELOADED if preload else ():
         importlib.import_module(name)
     for line in sys.stdin:
         print(json.dumps(_launch(json.loads(line))._asdict()), file=answers, flush=True)
+
+
+class _Ending:
+    """Whether this process was told to end."""
+
+    told = False
+    #: Whether it waits for ranks, and will end them first.
+    waiting = False
+
+
+def _end(*about: object) -> None:
+    if _Ending.told:
+        return
+    _Ending.told = True
+    if not _Ending.waiting:
+        sys.exit(0)
 
 
 def _launch(request: dict[str, Any]) -> Ended:
@@ -140,7 +166,9 @@ def _launch(request: dict[str, Any]) -> Ended:
         if pid == 0:
             _be_rank(rank, request)
         pids.append(pid)
+    _Ending.waiting = True
     codes, timed_out = _wait(pids, request["limit"], request["grace"])
+    _Ending.waiting = False
     left = _settled(pids)
     described = [_command_of(pid) for pid in left]
     for pid in left:
@@ -162,12 +190,12 @@ def _wait(pids: list[int], limit: float, grace: float) -> tuple[dict[int, int], 
                 codes[pid] = os.waitstatus_to_exitcode(status)
                 if codes[pid]:
                     deadline = min(deadline, time.monotonic() + grace)
-        if not killed and (time.monotonic() > deadline or os.getppid() != asking):
+        if not killed and (time.monotonic() > deadline or os.getppid() != asking or _Ending.told):
             killed = True
             for pid in (*pids, *_members(pids)):
                 _kill(pid)
         time.sleep(0.002)
-    if os.getppid() != asking:
+    if os.getppid() != asking or _Ending.told:
         sys.exit(1)
     return codes, killed
 
@@ -213,6 +241,7 @@ def _be_rank(rank: int, request: dict[str, Any]) -> NoReturn:
     code = 70
     try:
         os.setsid()  # its own session: what it starts is found by it
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         folder = Path(request["folder"])
         log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         null = os.open(os.devnull, os.O_RDONLY)
