@@ -16,7 +16,7 @@ from poplin.errors import (
     UnsafeCheckpointError,
     UsageError,
 )
-from poplin_deepspeed import folder, saving
+from poplin_deepspeed import folder, saving, scaling
 from poplin_deepspeed.capturing import Captured, Slot
 from poplin_deepspeed.checkpoint import DeepSpeedCheckpointIO
 
@@ -180,6 +180,32 @@ def test_what_is_not_recognised(tmp_path):
         IO.load_checkpoint(tmp_path / "file")
     with pytest.raises(DamagedCheckpointError, match="no whole checkpoint"):
         IO.load_checkpoint(tmp_path / "folder")
+
+
+class Scaler:
+    """DeepSpeed's scaler of float16, which computes on no CPU."""
+
+    dynamic = True
+
+    def __init__(self, scale=65536.0):
+        self.cur_scale, self.cur_iter, self.last_overflow_iter, self.cur_hysteresis = scale, 7, 3, 2
+
+
+def test_the_loss_scale_travels_with_the_optimizer():
+    taken = scaling.state_of(Scaler(1024.0))
+    assert taken == {
+        "deepspeed_loss_scale": {"cur_scale": 1024.0, "cur_iter": 7, "last_overflow_iter": 3, "cur_hysteresis": 2}
+    }
+    other = Scaler()
+    other.cur_iter = 0
+    scaling.restore(other, {"state": {}, **taken})
+    assert vars(other) == vars(Scaler(1024.0))
+    scaling.restore(other, {"state": {}})
+    static = Scaler()
+    static.dynamic = False
+    assert scaling.state_of(static) == scaling.state_of(None) == {}
+    scaling.restore(static, taken)
+    assert static.cur_scale == 65536.0
 
 
 # --- damage

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from poplin.errors import CheckpointError, DamagedCheckpointError, UnsafeCheckpointError
+from poplin_deepspeed import scaling
 
 _OPTIMIZER = "optimizer_state_dict"
 
@@ -254,6 +255,7 @@ def optimizer_state(files: Files, groups: list[list[str]] | None = None) -> dict
             {**{key: value for key, value in group.items() if key != "params"}, "params": list(members)}
             for group, members in zip(raw[0]["param_groups"], names, strict=True)
         ],
+        **scaling.state_of(inner[0].get("loss_scaler")),
     }
 
 

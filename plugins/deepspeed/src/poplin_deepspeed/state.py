@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from poplin.errors import CheckpointMismatchError
 from poplin.utilities import rank_zero_warn
+from poplin_deepspeed import scaling
 from poplin_deepspeed.engine import EngineState
 from poplin_deepspeed.names import Names, full_shape, local_part
 
@@ -137,7 +138,8 @@ def optimizer_state(state: EngineState, names: ParameterNames, keep: Keep) -> di
                 **{key: _copied(value) for key, value in scalars[parameter].items()},
                 **{key: value.detach().cpu() for key, value in full.items()},
             }
-    return {"state": result, "param_groups": param_groups(state, names)}
+    scale = scaling.state_of(getattr(state.zero, "loss_scaler", None))
+    return {"state": result, "param_groups": param_groups(state, names), **scale}
 
 
 def param_groups(state: EngineState, names: ParameterNames) -> list[dict[str, Any]]:
@@ -159,6 +161,7 @@ def load_optimizer_state(state: EngineState, saved: Mapping[str, Any], names: Pa
         CheckpointMismatchError: a parameter is in no saved group, or a value has another shape; nothing was written.
     """
     _check_optimizer(state, saved, names)
+    scaling.restore(getattr(state.zero, "loss_scaler", None), saved)
     raw = state.zero.optimizer
     group_of = {name: group for group in saved["param_groups"] for name in group["params"]}
     for group, parameters in zip(raw.param_groups, state.groups, strict=True):
