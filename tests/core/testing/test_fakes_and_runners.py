@@ -130,22 +130,20 @@ from pathlib import Path
 
 from poplin.testing import call_in_ranks
 
-PIDS = Path(sys.argv[1])
 
-
-def sleeps():
-    (PIDS / str(os.getpid())).touch()
+def sleeps(pids):
+    (Path(pids) / str(os.getpid())).touch()
     time.sleep(120)
 
 
 if __name__ == "__main__":
     def interrupt():
-        while len(os.listdir(PIDS)) < 2:
+        while len(os.listdir(sys.argv[1])) < 2:
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    call_in_ranks(sleeps)
+    call_in_ranks(sleeps, sys.argv[1])
 """
 
 
