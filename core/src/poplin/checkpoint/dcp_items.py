@@ -18,7 +18,7 @@ from poplin.errors import CheckpointError
 _END = struct.Struct("<4s4H2LH")
 _ENTRY = struct.Struct("<4s4B4HL2L5H2L")
 _LOCAL = struct.Struct("<4s2B4HL2L2H")
-#: Writes up to this size are remembered until the item is complete: everything but values.
+#: Writes up to this size are remembered until the item is complete: all but the values of larger tensors.
 _SMALL = 4096
 
 
@@ -50,34 +50,37 @@ def write_item(file: IO[bytes], position: int, tensor: Tensor) -> Written:
 
 
 class _Remembering:
-    """Hands bytes on, counts them, and keeps the small pieces."""
+    """Hands bytes on, counts them, and keeps what stands before and after the values."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self.position = 0
-        self.pieces: list[tuple[int, bytes]] = []
+        self._head, self._tail = bytearray(), bytearray()
+        self._tail_start = 0
+        self._kept = self._head
 
     def write(self, data: Any) -> int:
         size = len(data)
-        if size <= _SMALL:
-            self.pieces.append((self.position, bytes(data)))
         self._file.write(data)
         self.position += size
+        if size <= _SMALL:
+            self._kept.extend(data)
+        else:
+            self._tail, self._tail_start = bytearray(), self.position
+            self._kept = self._tail
         return size
 
     def flush(self) -> None:
-        """Torch calls it; the file is flushed once, at its end."""
+        """Called by torch; the file is flushed once, at its end."""
 
     def at(self, position: int, size: int) -> bytes:
-        """Bytes that were written at ``position``, in one small piece or several in a row."""
-        found = b""
-        for start, piece in self.pieces:
-            wanted = position + len(found)
-            if start <= wanted < start + len(piece):
-                found += piece[wanted - start :]
-            if len(found) >= size:
-                return found[:size]
-        raise CheckpointError("torch.save wrote an archive in another order than expected. Please report this.")
+        """Bytes that were written at ``position``."""
+        if position + size <= len(self._head):
+            return bytes(self._head[position : position + size])
+        first = position - self._tail_start
+        if self._tail_start == 0 or first < 0 or first + size > len(self._tail):
+            raise CheckpointError("torch.save wrote an archive in another order than expected. Please report this.")
+        return bytes(self._tail[first : first + size])
 
 
 def _values_record(stream: _Remembering) -> tuple[int, int]:

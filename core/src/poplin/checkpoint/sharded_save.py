@@ -201,9 +201,9 @@ class FolderSave(PreparedSave):
         return [(save_id, order) for order in orders]
 
     def _check(self, name: str, first: Offer, boxes: Mapping[tuple[int, ...], list[tuple[int, Offer]]]) -> None:
-        offers = [offer for candidates in boxes.values() for _, offer in candidates]
         if not first.replicable and len(boxes) == 1:
             return  # whole tensors: those of the first rank that has one count
+        offers = [offer for candidates in boxes.values() for _, offer in candidates]
         same = all((o.shape, o.dtype, o.replicable) == (first.shape, first.dtype, first.replicable) for o in offers)
         volume = sum(math.prod(candidates[0][1].sizes) for candidates in boxes.values())
         if not same or volume != math.prod(first.shape):
