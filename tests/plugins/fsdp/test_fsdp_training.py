@@ -10,8 +10,8 @@ import pytest
 from poplin.testing import run_ranks
 
 HERE = Path(__file__).parent
-#: Newton–Schulz runs in bfloat16, and sums in another order where matrices are split.
-TOLERANCE = {"muon": 3e-3}
+#: A difference of directions, of what is computed in bfloat16.
+TOLERANCE = {"muon": 1e-3}
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)], ids=["two ranks", "four ranks"])
