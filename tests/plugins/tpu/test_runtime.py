@@ -226,6 +226,23 @@ def test_what_does_not_fit_torch_tpu(two_runtimes):
     assert "in a circle" in choices["circle"]
 
 
+def test_processes_of_torch_tpu_find_its_variables(two_runtimes):
+    choices, _ = two_runtimes
+    addresses = {"TORCH_TPU_SLICEBUILDER_ADDRESSES": "localhost:8070,localhost:8071"}
+    assert choices["variables"] == {**addresses, "TORCH_TPU_TOPOLOGY": "2,1,1"}
+    assert choices["variables set"] == addresses
+    assert "failed: ValueError: set_tpu_launch_env(): expected TPU devices, got none" in choices["variables fail"]
+    assert "`poplin run --accelerator=tpu`" in choices["unprepared"]
+
+
+def test_the_command_line_gives_them_to_each_process(two_runtimes, tmp_path):
+    _, start = two_runtimes
+    script = tmp_path / "script.py"
+    script.write_text("import os; print('FOUND', os.environ['TORCH_TPU_SLICEBUILDER_ADDRESSES'])")
+    done = start("-m", "poplin", "run", "--accelerator=tpu", "--devices=2", script)
+    assert done.stdout.splitlines() == ["FOUND localhost:8070,localhost:8071"] * 2
+
+
 def test_doctor_and_explain_say_that_torch_itself_imports_it(two_runtimes):
     _, start = two_runtimes
     line = "torch's own: `import torch` loads the backend 'torch_tpu' = torch_tpu:autoload of torch_tpu 0.2.0"

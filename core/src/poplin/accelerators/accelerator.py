@@ -97,6 +97,22 @@ class Accelerator(Extension, ABC):
         """How many devices ``devices="auto"`` means. Called by the selection. The default is all there are."""
         return int(torch.get_device_module(cls.device_type).device_count())
 
+    @classmethod
+    def launch_variables(cls, num_devices: int, num_nodes: int) -> dict[str, str]:
+        """Environment variables that the processes of one launch share, decided before the first of them starts.
+
+        Called by the built-in launchers and ``poplin run`` where several processes are started, in the process that
+        starts them. The default is none.
+
+        Args:
+            num_devices: processes of this node.
+            num_nodes: nodes of the run.
+
+        Raises:
+            LaunchError: they can't be had.
+        """
+        return {}
+
     # --- what happens on the device
 
     def check(self, selection: Selection) -> None:

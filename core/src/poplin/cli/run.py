@@ -42,7 +42,8 @@ def run_script(options: RunOptions) -> int:
     with environment_variables(_variables(options)):
         require_torch()
         count = process_count(options)
-        with environment_variables({**_threads(count), "POPLIN_LAUNCHER_PID": str(os.getpid())}):
+        shared = {**_threads(count), **_accelerator_variables(options, count)}
+        with environment_variables({**shared, "POPLIN_LAUNCHER_PID": str(os.getpid())}):
             return _run(torchrun_arguments(options, count), count * options.num_nodes)
 
 
@@ -65,6 +66,19 @@ def process_count(options: RunOptions) -> int:
     accelerator = resolve_accelerator(request, carried_by("auto"), Trace())
     devices = request.devices if request.explicit("devices") is not None else accelerator.auto_device_count()
     return len(accelerator.get_parallel_devices(accelerator.parse_devices(devices)))
+
+
+def _accelerator_variables(options: RunOptions, count: int) -> dict[str, str | None]:
+    """What the accelerator, if one was named, wants in the environment of every process."""
+    from poplin.selection import Request, Trace
+    from poplin.selection.accelerator import resolve_accelerator
+    from poplin.selection.carried import carried_by
+
+    if options.accelerator is None or count * options.num_nodes == 1:
+        return {}
+    request = Request.read(accelerator=options.accelerator, devices=options.devices or "auto")
+    accelerator = resolve_accelerator(request, carried_by("auto"), Trace())
+    return {**accelerator.launch_variables(count, options.num_nodes)}
 
 
 def torchrun_arguments(options: RunOptions, count: int) -> list[str]:

@@ -56,6 +56,17 @@ def threads(selection: Selection) -> tuple[int | None, dict[str, str | None]]:
     return count, {_THREADS_VARIABLE: str(count)}
 
 
+def accelerator_variables(selection: Selection) -> dict[str, str | None]:
+    """What the accelerator wants in the environment of every process of this launch."""
+    size = len(selection.devices)
+    if size * selection.num_nodes == 1:
+        return {}
+    found = dict(selection.accelerator.launch_variables(size, selection.num_nodes))
+    if found:
+        note(selection, ", ".join(sorted(found)), f"the accelerator {selection.accelerator.name()!r} needs them")
+    return {**found}
+
+
 def forked_threads(count: int | None) -> int | None:
     """The number of threads for a forked process: one where this process has threads, which do not survive the fork."""
     return 1 if _has_native_threads() else count

@@ -130,6 +130,7 @@ class _Launch:
         registrations = None if forked else _registrations()
         call = self.call if forked else Payload(self.call)
         threads, variables = layout.threads(self.selection)
+        variables |= layout.accelerator_variables(self.selection)
         kept: list[Connection] = []
         for local_rank in range(first.local_size):
             place = first._replace(local_rank=local_rank)

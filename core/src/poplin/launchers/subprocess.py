@@ -122,12 +122,14 @@ class SubprocessLauncher(Launcher):
         if group is None:
             first, store = _first_place(selection)
             count, variables = layout.threads(selection)
-            self._variables.set(first.variables())
+            wanted = layout.accelerator_variables(selection)
+            self._variables.set({**first.variables(), **wanted})
             if size > 1:
-                group = _start_group(selection, first, store, variables, self.grace)
+                group = _start_group(selection, first, store, variables | wanted, self.grace)
+                group.wanted = wanted
             layout.note(selection, f"subprocess: {size} process(es)", f"they meet at {first.address}:{first.port}")
         else:
-            self._variables.set(group.first.variables())
+            self._variables.set({**group.first.variables(), **group.wanted})
             count = None
             layout.note(
                 selection, f"subprocess: {size} process(es)", "those of the earlier launch, which run this script"
@@ -148,6 +150,7 @@ class _Group:
     def __init__(self, host: Host, first: Place, store: Any) -> None:
         self.host = host
         self.first = first
+        self.wanted: dict[str, str | None] = {}  # by the accelerator, in the environment of each
         self.pid = os.getpid()
         self._store = store  # holds the port
         self._users = 0

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from poplin.accelerators import Accelerator
-from poplin.errors import ArgumentValueError
-from poplin_tpu import runtime
+from poplin.errors import ArgumentValueError, SelectionError
+from poplin_tpu import launch_environment, runtime
+
+if TYPE_CHECKING:
+    from poplin.selection import Selection
 
 
 class _DeviceType:
@@ -115,6 +118,30 @@ class TPUAccelerator(TorchXLADevices):
         """Asks torch, the PCI bus, and only with a chip on it torch_xla, in another process and with a time limit."""
         choice = runtime.choose()
         return choice.usable, choice.reason
+
+    @classmethod
+    def launch_variables(cls, num_devices: int, num_nodes: int) -> dict[str, str]:
+        """TorchTPU's addresses, topology and session, which every process must find in its environment.
+
+        Raises:
+            LaunchError: TorchTPU can't tell them.
+        """
+        return launch_environment.variables(num_devices, num_nodes) if cls.device_type == runtime.TORCH_TPU else {}
+
+    def check(self, selection: Selection) -> None:
+        """Several processes of somebody else's, a torchrun's for one, must have been given TorchTPU's variables.
+
+        Raises:
+            SelectionError: they are not there.
+        """
+        if self.device_type != runtime.TORCH_TPU or len(selection.devices) * selection.num_nodes == 1:
+            return
+        if selection.environment.creates_processes_externally and not launch_environment.is_prepared():
+            raise SelectionError(
+                f"The processes exist already, and {launch_environment.ADDRESSES}, by which those of TorchTPU find each "
+                "other, is not set. Start them with `poplin run --accelerator=tpu`, or prepare the shell that runs "
+                'torchrun: eval "$(python -m torch.tpu.distributed)".'
+            )
 
 
 class XLAAccelerator(TorchXLADevices):

@@ -1,5 +1,6 @@
 """What is chosen on two TPUs of (a stand-in for) TorchTPU."""
 
+import os
 import sys
 
 from common import report
@@ -33,6 +34,26 @@ for name, devices in (
 results["xla_spmd"] = refusal(accelerator="tpu", strategy="xla_spmd", devices=1)
 results["three"] = refusal(accelerator="tpu", devices=3)
 results["imported"] = [name for name in ("torch_xla",) if name in sys.modules]
+
+
+# what processes of a launch find in their environment, and nobody finds afterwards
+before = dict(os.environ)
+accelerator = type(fabric.accelerator)
+results["variables"] = accelerator.launch_variables(2, 1)
+os.environ["TORCH_TPU_TOPOLOGY"] = "mine"
+results["variables set"] = accelerator.launch_variables(2, 1)
+del os.environ["TORCH_TPU_TOPOLOGY"]
+os.environ["FAKE_FAILS"] = "1"
+try:
+    accelerator.launch_variables(2, 1)
+except PoplinError as error:
+    results["variables fail"] = f"{type(error).__name__}: {error}"
+del os.environ["FAKE_FAILS"]
+os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", GROUP_RANK="0")
+os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="1", TORCHELASTIC_RUN_ID="run")
+results["unprepared"] = refusal(accelerator="tpu", devices=2, strategy="ddp")
+os.environ.clear()
+os.environ.update(before)
 
 
 class Stubborn:

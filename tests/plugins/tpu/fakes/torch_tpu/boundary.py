@@ -82,3 +82,17 @@ class device:
 
     def __exit__(self, *_):
         set_device(self.before)
+
+
+class distributed:
+    """``torch.tpu.distributed``."""
+
+    @staticmethod
+    def set_tpu_launch_env(*, nnodes=None, nproc_per_node=None):
+        """Never overwrites what is set, and sets other things too, as the real one does on several hosts."""
+        if "FAKE_FAILS" in os.environ:
+            raise ValueError("set_tpu_launch_env(): expected TPU devices, got none")
+        addresses = ",".join(f"localhost:{8070 + number}" for number in range(nproc_per_node))
+        os.environ.setdefault("TORCH_TPU_SLICEBUILDER_ADDRESSES", addresses)
+        os.environ.setdefault("TORCH_TPU_TOPOLOGY", f"{nproc_per_node},1,1")
+        os.environ.setdefault("MASTER_PORT", "29500")
