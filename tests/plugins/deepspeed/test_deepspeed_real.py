@@ -297,6 +297,7 @@ def main(fabric):
     model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
     fabric.backward(model(torch.ones(2, 3)).mean())
     optimizer.step()
+    fabric.save("checkpoint", {"model": model, "optimizer": optimizer})
     changed = {name for name in {**before, **os.environ} if before.get(name) != os.environ.get(name)}
     return fabric.world_size, changed <= {"TORCHINDUCTOR_CACHE_DIR"}  # which torch sets when it is imported
 
@@ -306,14 +307,21 @@ if __name__ == "__main__":
     fabric = Fabric(accelerator="cpu", devices=2, strategy="deepspeed", plugins="spawn")
     assert "deepspeed" not in sys.modules
     print(fabric.strategy.stage, *fabric.launch(main))
+    other = Fabric(accelerator="cpu", devices=1)
+    print(sorted(other.load("checkpoint")), "deepspeed" in sys.modules)
 """
     )
     done = subprocess.run(
         [sys.executable, str(script)],
+        cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=200,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.splitlines()[-1] == "3 2 True"
+    assert done.stdout.splitlines()[-2:] == ["3 2 True", "['model', 'optimizer'] False"]
+    command = [sys.executable, "-m", "poplin", "consolidate", "checkpoint", "--output_file", "one.ckpt"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert list(torch.load(tmp_path / "one.ckpt")["model"]) == ["weight", "bias"]

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from poplin.checkpoint.checkpoint_io import StoragePath
 from poplin.checkpoint.folder import folder_at
-from poplin.checkpoint.folder_state import FolderState, open_folder
+from poplin.checkpoint.folder_state import open_folder
 from poplin.checkpoint.format import RESERVED_KEY, dotted, map_tensors, walk_tensors
 from poplin.checkpoint.safetensors_file import write_safetensors
 from poplin.checkpoint.storage import checked_path, locate
-from poplin.checkpoint.stored import Request
+from poplin.checkpoint.stored import Request, StoredState
 from poplin.checkpoint.torch_io import TorchCheckpointIO
 from poplin.errors import ArgumentValueError, CheckpointError
 
@@ -39,6 +39,7 @@ def consolidate(
     key: str | None = None,
     weights_only: bool = True,
     progress: Progress | None = None,
+    stored: StoredState | None = None,
 ) -> str:
     """Make one file of a sharded checkpoint: ours, one of torch.distributed.checkpoint, or one of Lightning's.
 
@@ -52,6 +53,7 @@ def consolidate(
         key: only what stands under this key: ``"model"`` gives a plain state dict, for ``load_raw``.
         weights_only: False may execute what is in the folder.
         progress: told how far it is.
+        stored: what another checkpoint IO has read at ``folder``, if it is in a format of that one.
 
     Returns:
         The path of the file.
@@ -61,14 +63,15 @@ def consolidate(
         CheckpointError: the file can't be written; what stood there before still stands.
         ArgumentValueError: there is no such key.
     """
-    source = folder_at(folder)
-    target = checked_path(output) if output is not None else f"{source.text.rstrip('/')}.consolidated"
-    stored = open_folder(source, weights_only)
+    text = checked_path(folder)
+    target = checked_path(output) if output is not None else f"{text.rstrip('/')}.consolidated"
+    if stored is None:
+        stored = open_folder(folder_at(folder), weights_only)
     part: Any = {name: value for name, value in stored.tree.items() if name != RESERVED_KEY or key is None}
     if key is not None:
         if not isinstance(part.get(key), Mapping):
             raise ArgumentValueError(
-                f"{source.text} has no {key!r} that could be written alone. It has: {', '.join(map(str, stored.tree))}."
+                f"{text} has no {key!r} that could be written alone. It has: {', '.join(map(str, stored.tree))}."
             )
         part = dict(part[key])
     reading = _Reading(stored, part, progress)
@@ -82,7 +85,7 @@ def consolidate(
 class _Reading:
     """Reads tensors one by one, and says how far it is."""
 
-    def __init__(self, stored: FolderState, part: Any, progress: Progress | None) -> None:
+    def __init__(self, stored: StoredState, part: Any, progress: Progress | None) -> None:
         self.stored, self._progress = stored, progress
         self.wanted: dict[str, Tensor] = {}
         for _, empty in walk_tensors(part):
