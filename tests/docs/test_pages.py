@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("methods", "callbacks", "workflows", "troubleshooting", "checkpoints")
+PAGES = ("methods", "callbacks", "workflows", "troubleshooting", "checkpoints", "sharding")
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n?```text\n(.*?)^```$)?", flags=re.MULTILINE | re.DOTALL)
 
 

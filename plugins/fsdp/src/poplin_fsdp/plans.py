@@ -46,12 +46,15 @@ def apply_plan(module: nn.Module, mesh: DeviceMesh, plan: Mapping[str, Any]) -> 
         UsageError: a name in it fits no submodule.
     """
     names = [name for name, _ in module.named_modules()]
-    for pattern in plan:
-        if not any(matches(name, pattern) for name in names):
+    expanded: dict[str, Any] = {}
+    for pattern, style in plan.items():
+        found = [name for name in names if matches(name, pattern)]
+        expanded.update(dict.fromkeys(found, style))
+        if not found:
             close = difflib.get_close_matches(pattern.replace("*", "0"), names, n=1)
             hint = f" Did you mean something like {close[0]!r}?" if close else ""
             raise UsageError(f"The plan names {pattern!r}, and {type(module).__name__} has no such submodule.{hint}")
-    parallelize_module(module, mesh, dict(plan))
+    parallelize_module(module, mesh, expanded)
 
 
 def matches(name: str, pattern: str) -> bool:
