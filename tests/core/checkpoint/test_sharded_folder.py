@@ -560,3 +560,15 @@ def test_a_folder_that_lightning_wrote(saver, tmp_path):
     for name, parameter in model.named_parameters():
         for key, value in expected["optimizer"]["state"][name].items():
             assert torch.equal(optimizer.state[parameter][key], value)
+
+
+def test_what_an_object_does_not_take_is_not_read(saver, whole, trained):
+    entry = next(entry for entry in manifest(whole)["tensors"] if entry["name"] == "model.2.weight")
+    file = data_file(whole)
+    content = bytearray(file.read_bytes())
+    content[entry["chunks"][0][3]] ^= 1
+    file.write_bytes(content)
+    first = nn.Sequential(*trained(1)[0][:2])
+    with pytest.warns(UserWarning, match=r"unexpected in the checkpoint \(2\): model.2.weight, model.2.bias"):
+        saver.load(whole, {"model": first}, strict=False)
+    assert torch.equal(first[0].weight, trained(0)[0][0].weight)

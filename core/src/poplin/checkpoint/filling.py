@@ -81,6 +81,7 @@ class Filling:
         self._stored.read(requests)
 
     def _noted(self, number: int, item: Item, saved: Any) -> Callable[[], Any]:
+        saved = item.needed(saved)
         layouts = item.layouts(saved)
         for _, empty in walk_tensors(saved):
             name = self._stored.name_of(empty)

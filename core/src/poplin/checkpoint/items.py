@@ -115,6 +115,10 @@ class Item(ABC):
     def compare(self, saved: Any, strict: bool, findings: Findings) -> None:  # noqa: B027
         """Note how ``saved`` does not fit. The default accepts anything: only the object knows."""
 
+    def needed(self, saved: Any) -> Any:
+        """What of ``saved`` :meth:`restore` looks at, once it was compared: the rest need not be read."""
+        return saved
+
     def layouts(self, saved: Any) -> Mapping[int, Any]:
         """For each tensor in ``saved``, by ``id``, of which this rank needs its part only: a sharded tensor like it."""
         return {}

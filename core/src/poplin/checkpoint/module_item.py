@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -97,6 +98,15 @@ class ModuleItem(Item):
     def _elsewhere(self) -> Collection[str]:
         """Names that other ranks restore."""
         return () if self.wrapped is None else self.run.strategy.names_elsewhere(self._forward)
+
+    def needed(self, saved: Any) -> Any:
+        if self._own_loaders or self._engine_owns:
+            return saved
+        here = self._here()
+        kept = OrderedDict((name, value) for name, value in saved.items() if name in here)
+        if hasattr(saved, "_metadata"):
+            kept._metadata = saved._metadata  # type: ignore[attr-defined]
+        return kept
 
     def layouts(self, saved: Any) -> Mapping[int, Any]:
         if self._engine_owns:

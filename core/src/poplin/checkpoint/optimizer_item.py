@@ -67,6 +67,12 @@ class OptimizerItem(Item):
         saved = without_names(saved, self.run.names_elsewhere())
         compare_optimizer(self.name, self.seen, self.names, saved, findings, self.engine is None)
 
+    def needed(self, saved: Any) -> Any:
+        if self.engine is not None:
+            return saved
+        mine = set(self.names.values())
+        return {**saved, "state": {name: values for name, values in saved["state"].items() if name in mine}}
+
     def layouts(self, saved: Any) -> Mapping[int, Any]:
         if self.engine is not None:
             return {}
