@@ -73,6 +73,18 @@ class PrecisionBase(Common):
         return wrapped, fabric.setup_optimizers(plain_optimizer_of(wrapped))
 
 
+    def needs_all_trained(self, case: Case, module: nn.Module) -> None:
+        """A comparison with plain training says nothing where a part of the model is frozen.
+
+        Raises:
+            NotClaimed: it has frozen something, as quantisation does.
+        """
+        trained = {name for name, value in module.named_parameters() if value.requires_grad}
+        frozen = [name for name, value in self.model().named_parameters() if value.requires_grad and name not in trained]
+        if frozen:
+            case.not_claimed(f"it freezes {', '.join(frozen)}")
+
+
 class Declarations(PrecisionBase):
     """Checks of what a precision says of itself."""
 
@@ -199,6 +211,7 @@ class PrecisionTraining(PrecisionBase):
         """After a few steps the parameters are near those of plain float32 training."""
         fabric = self.fabric(case)
         module, optimizer = self.set_up(case, fabric)
+        self.needs_all_trained(case, module)
         fabric_training(fabric, module, optimizer, STEPS)
         reference = seeded(self.model)
         plain_training(reference, STEPS, make_optimizer=plain_optimizer_of)
@@ -212,6 +225,7 @@ class PrecisionTraining(PrecisionBase):
         """The norm that ``clip_gradients`` returns is that of the unscaled gradients, near the one in float32."""
         fabric = self.fabric(case)
         module, optimizer = self.set_up(case, fabric)
+        self.needs_all_trained(case, module)
         norms = fabric_training(fabric, module, optimizer, 1, clip={"max_norm": 1000.0})
         expected = plain_training(seeded(self.model), 1, clip={"max_norm": 1000.0})
         case.expect_close(torch.tensor(norms), torch.tensor(expected), "the total norm", self.tolerance)

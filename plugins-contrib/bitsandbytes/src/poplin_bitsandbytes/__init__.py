@@ -1,0 +1,21 @@
+"""Quantised linear layers by bitsandbytes as precisions of Poplin: nf4, fp4 and int8."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from poplin_bitsandbytes.precision import BitsandbytesPrecision as BitsandbytesPrecision
+
+__version__ = "0.1.0"
+__all__ = ["BitsandbytesPrecision"]
+
+_HOMES = {"BitsandbytesPrecision": "precision"}
+
+
+def __getattr__(name: str) -> Any:
+    # Read lazily: the plugin module of this package must not import torch.
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
