@@ -1,4 +1,4 @@
-"""Runtimes that are not here: distributions made of metadata and a few modules, and processes that have them on their path."""
+"""Runtimes that are not here: distributions made of a few modules, and processes that have them on their path."""
 
 import json
 import os

@@ -1,5 +1,5 @@
-"""Two replicas of torch_xla. The real ones abort on the CPU in their first collective, so a stand-in for the runtime's few
-calls serves them here (fakes/torch_xla): what is shown is what our strategy asks of it, and does with the answers.
+"""Two replicas of torch_xla. The real ones abort on the CPU in their first collective, so a stand-in for the runtime's
+few calls serves them here (fakes/torch_xla): what is shown is what our strategy asks of it, and does with the answers.
 """
 
 import pytest

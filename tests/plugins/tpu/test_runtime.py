@@ -85,8 +85,8 @@ def test_a_broken_torch_xla_is_a_reason_only_when_asked_for(here):
     here("torch_xla", modules=BROKEN)
     assert TPUAccelerator.availability() == (
         False,
-        f"TorchTPU: the package torch_tpu is not installed; torch_xla: torch_xla {torch.__version__[:4]}.0 is installed, "
-        "and no TPU chip is on the PCI bus",
+        "TorchTPU: the package torch_tpu is not installed; "
+        f"torch_xla: torch_xla {torch.__version__[:4]}.0 is installed, and no TPU chip is on the PCI bus",
     )
     available, reason = XLAAccelerator.availability()
     assert not available

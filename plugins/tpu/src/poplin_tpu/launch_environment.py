@@ -46,8 +46,8 @@ def variables(num_devices: int, num_nodes: int) -> dict[str, str]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         raise LaunchError(
-            f"TorchTPU's set_tpu_launch_env() did not end within {LIMIT_SECONDS:g} s. Set {ADDRESSES} and the variables "
-            "beside it by hand, or look at what holds the chips."
+            f"TorchTPU's set_tpu_launch_env() did not end within {LIMIT_SECONDS:g} s. Set {ADDRESSES} and the "
+            "variables beside it by hand, or look at what holds the chips."
         ) from None
     lines = [line for line in done.stdout.splitlines() if line.startswith("VARIABLES ")]
     if done.returncode or not lines:
