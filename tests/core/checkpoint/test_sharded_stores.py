@@ -266,3 +266,21 @@ def test_the_command(folder, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert "DamagedCheckpointError" in done.stderr
+
+
+@pytest.mark.extras
+def test_files_of_the_safetensors_library_and_files_for_it(folder, tmp_path):
+    import safetensors.torch as library
+
+    written = consolidate(folder[0], tmp_path / "ours.safetensors", key="model")
+    read = library.load_file(written)
+    assert all(torch.equal(read[name], value) for name, value in folder[1]["model"].items())
+    kinds = (torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int8, torch.uint16, torch.bool)
+    tensors = {str(kind): torch.ones(3, 2).to(kind) for kind in kinds}
+    tensors |= {"scalar": torch.tensor(1.5), "none": torch.empty(0)}
+    library.save_file(tensors, tmp_path / "theirs.safetensors", metadata={"by": "them"})
+    back = TorchCheckpointIO().load_checkpoint(tmp_path / "theirs.safetensors")
+    assert {name: (value.dtype, value.shape) for name, value in back.items()} == {
+        name: (value.dtype, value.shape) for name, value in tensors.items()
+    }
+    assert all(torch.equal(back[name].double(), value.double()) for name, value in tensors.items())
