@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(600)  # one test launches the ranks for all: on
 class Suite(StrategyCompliance):
     slow = True  # those that are not are run with the ordinary tests
     exempt = ALONE  # they wait for timeouts
-    timeout = 8
+    timeout = 20
     made_of = DDPStrategy
 
     def create(self):

@@ -25,20 +25,34 @@ class Case:
         folder: a folder that they share, empty at the start of the check.
     """
 
-    def __init__(self, rank: int, world_size: int, folder: Path, last_words: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        folder: Path,
+        last_words: Callable[[], None] = lambda: None,
+        meet: Callable[[str, int], None] = lambda check, number: None,
+    ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.folder = folder
         self._last_words = last_words
+        self._meet = meet
+        self._launched = 0
         self._cleanup = ExitStack()
 
     # --- what it uses
 
     def use(self, fabric: Fabric) -> Fabric:
-        """Launch ``fabric``, and close it after the check."""
+        """Launch ``fabric``, and close it after the check.
+
+        It comes back when every rank has launched its own: one that is quick must not close before all are connected.
+        """
         self._cleanup.callback(fabric.close)
         if not fabric.launched:
             fabric.launch(_nothing)
+        self._launched += 1
+        self._meet(self.folder.name, self._launched)
         return fabric
 
     def at_end(self, function: Callable[[], Any]) -> None:

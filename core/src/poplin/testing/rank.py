@@ -44,13 +44,15 @@ def main(folder: Path, rank: int) -> int:
         if "WORLD_SIZE" in os.environ:
             os.environ["MASTER_PORT"] = post.agreed(f"{name}.port", lambda: str(free_port()))
         passed = {"check": name, "status": "passed", "kind": "", "message": ""}
-        case = Case(rank, orders["processes"], folder / "work" / name, functools.partial(post.write, passed))
+        case = Case(rank, orders["processes"], folder / "work" / name, functools.partial(post.write, passed), post.meet)
         place = case.folder / "current"
         place.mkdir(parents=True, exist_ok=True)
         os.chdir(place)  # what writes below the current folder litters nothing
         post.write({"check": name, **run_check(suite, wanted[name], case), "at": time.time()})
         post.wait_for_others(name)
         faulthandler.cancel_dump_traceback_later()
+        if post.failed(name):
+            break  # what it has left may be anything: the rest gets other processes
     return 0
 
 
@@ -90,8 +92,24 @@ class _Post:
     def wait_for_others(self, check: str) -> None:
         """Wait until every rank has told what came of a check."""
         for rank in range(self._processes):
-            while not any(line["check"] == check and line["status"] != "begun" for line in told(self._folder, rank)):
+            while not self._has_told(check, rank):
                 time.sleep(0.003)
+
+    def meet(self, check: str, number: int) -> None:
+        """Wait until every rank has come here, or has ended the check."""
+        name = f"{check}.met{number}."
+        (self._folder / f"{name}{self._rank}").touch()
+        for rank in range(self._processes):
+            while not (self._folder / f"{name}{rank}").exists() and not self._has_told(check, rank):
+                time.sleep(0.003)
+
+    def failed(self, check: str) -> bool:
+        """Whether a check has failed on any rank."""
+        lines = (line for rank in range(self._processes) for line in told(self._folder, rank))
+        return any(line["check"] == check and line["status"] == "failed" for line in lines)
+
+    def _has_told(self, check: str, rank: int) -> bool:
+        return any(line["check"] == check and line["status"] != "begun" for line in told(self._folder, rank))
 
     def agreed(self, name: str, make: Any) -> str:
         """What rank 0 makes, on every rank."""

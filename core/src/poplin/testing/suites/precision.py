@@ -72,7 +72,6 @@ class PrecisionBase(Common):
             case.not_claimed("it leaves no parameter that can be trained")
         return wrapped, fabric.setup_optimizers(plain_optimizer_of(wrapped))
 
-
     def needs_all_trained(self, case: Case, module: nn.Module) -> None:
         """A comparison with plain training says nothing where a part of the model is frozen.
 
@@ -80,7 +79,9 @@ class PrecisionBase(Common):
             NotClaimed: it has frozen something, as quantisation does.
         """
         trained = {name for name, value in module.named_parameters() if value.requires_grad}
-        frozen = [name for name, value in self.model().named_parameters() if value.requires_grad and name not in trained]
+        frozen = [
+            name for name, value in self.model().named_parameters() if value.requires_grad and name not in trained
+        ]
         if frozen:
             case.not_claimed(f"it freezes {', '.join(frozen)}")
 
