@@ -147,6 +147,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_no_rank(tmp_path):
     script, pids = tmp_path / "script.py", tmp_path / "pids"
     script.write_text(INTERRUPTED)

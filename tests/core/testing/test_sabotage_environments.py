@@ -53,6 +53,7 @@ class Acme(ClusterEnvironment):
 
 
 class Suite(EnvironmentCompliance):
+    slow = True  # those that are not are run with the ordinary tests
     environment = Acme
 
     def create(self):
@@ -70,6 +71,7 @@ class Suite(EnvironmentCompliance):
 
 
 class Sound(Suite):
+    slow = False
     finds = None
 
 
@@ -114,6 +116,7 @@ class TeardownNeedsUse(Suite):
 
 
 class DetectsAlways(Suite):
+    slow = False
     finds = "it does not detect itself where nothing started the process"
 
     class environment(Acme):
@@ -149,6 +152,7 @@ class DetectsNever(Suite):
 
 
 class LocalRankIsGlobal(Suite):
+    slow = False
     finds = "the ranks are those of the processes"
 
     class environment(Acme):
@@ -198,7 +202,9 @@ class KeepsTheSignal(Suite):
 FAULTS = [one for one in vars().values() if isinstance(one, type) and issubclass(one, Suite) and one is not Suite]
 
 
-@pytest.mark.parametrize("suite", FAULTS, ids=lambda suite: suite.__name__)
+@pytest.mark.parametrize(
+    "suite", [pytest.param(one, id=one.__name__, marks=[pytest.mark.slow] * one.slow) for one in FAULTS]
+)
 def test_the_check_that_names_the_fault_fails_and_no_other(suite):
     failed = {outcome.check: outcome.message for outcome in run_suite(suite) if outcome.status == "failed"}
     assert set(failed) == ({suite.finds} if suite.finds else set()), "\n".join(failed.values())

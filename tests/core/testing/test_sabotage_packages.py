@@ -83,7 +83,7 @@ FAULTS = {
         {"logger": LOGGER.replace("poplin.loggers import Logger", "poplin.loggers.logger import Logger")},
     ),
 }
-SLOW = [*FAULTS][8:]
+SLOW = [*FAULTS][5:]
 
 
 @pytest.mark.parametrize("fault", [pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW)) for one in FAULTS])

@@ -205,7 +205,6 @@ class TrainsAtHalfRate(Suite):
 class GradientsAreNotAveraged(Suite):
     """What else a strategy does with gradients can't be right then."""
 
-    slow = False
     finds = (
         "several processes train as one",
         "every process starts from the values of the first",
@@ -245,7 +244,6 @@ class AccumulatesTooLittle(Suite):
 
 
 class SynchronisesAllTheSame(Suite):
-    slow = False
     finds = "gradients stay local without synchronisation"
 
     class made_of(DDPStrategy):
@@ -302,7 +300,6 @@ class NormStandsStill(Suite):
 
 
 class NormStandsStillInHalf(Suite):
-    slow = False
     finds = "every parameter moves in bf16 true"
 
     class made_of(DDPStrategy):
@@ -377,7 +374,6 @@ class LoadsInSilence(Suite):
 
 
 class SavesInTheBackground(Suite):
-    slow = False
     finds = "what was saved is there when save returns"
 
     class made_of(DDPStrategy):

@@ -88,6 +88,7 @@ def odd():
     return {outcome.check: outcome for outcome in run_suite(Odd)}
 
 
+@pytest.mark.slow
 def test_each_check_has_its_own_outcome(odd):
     assert {name: outcome.status for name, outcome in odd.items()} == {
         "ranks are told": "passed",
@@ -102,6 +103,7 @@ def test_each_check_has_its_own_outcome(odd):
     }
 
 
+@pytest.mark.slow
 def test_a_failure_says_what_happened(odd):
     assert "was killed by SIGSEGV" in odd["one rank crashes"].message
     assert "time.sleep(60)" in odd["one rank hangs"].message or "test_one_rank_hangs" in odd["one rank hangs"].message
@@ -157,6 +159,7 @@ def test_settings_are_those_of_the_suite():
     assert suite_for("logger") is LoggerCompliance
 
 
+@pytest.mark.slow
 def test_pytest_shows_what_is_not_claimed_as_skipped(tmp_path):
     (tmp_path / "test_it.py").write_text(
         "from poplin.testing import LoggerCompliance\n\n\n"

@@ -8,6 +8,7 @@ from poplin_fsdp.strategy import FSDPStrategy
 pytestmark = pytest.mark.timeout(600)  # one test launches the ranks for all: on a busy machine it takes its time
 
 
+@pytest.mark.slow
 class TestFSDP(StrategyCompliance):
     name = "fsdp"
 
