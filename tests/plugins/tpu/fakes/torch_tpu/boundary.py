@@ -42,10 +42,6 @@ def synchronize(device=None):
     """Every operation is done when it returns."""
 
 
-def empty_cache():
-    """Nothing is cached."""
-
-
 def manual_seed(seed):
     _generator.manual_seed(seed)
     torch.default_generator.manual_seed(seed)  # random numbers come by the CPU
@@ -60,10 +56,6 @@ def get_rng_state(device="tpu"):
 
 def set_rng_state(state, device="tpu"):
     _generator.set_state(state)
-
-
-def memory_allocated(device=None):
-    return 0
 
 
 def get_amp_supported_dtype():
