@@ -208,6 +208,16 @@ def test_activation_checkpointing_is_configured(limits):
         assert distance <= 1e-6
 
 
+def test_an_impossible_config_is_one_clear_error(limits):
+    for result in limits:
+        name, builtin, text, states, same_parameters = result["checkpointing"]["impossible config"]
+        assert (name, builtin) == ("EngineSetupError", "RuntimeError")
+        assert "could not make an engine of Model: ValidationError: " in text
+        assert "nonsense Extra inputs are not permitted" in text
+        assert states == 7  # the tied weight has one
+        assert same_parameters
+
+
 def test_closing_gives_back_what_was_taken(limits):
     for result in limits:
         assert result["after"] == {"process group": False, "linear": True}

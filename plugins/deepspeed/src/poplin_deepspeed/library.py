@@ -22,7 +22,7 @@ from packaging.version import InvalidVersion, Version
 from poplin.errors import ContradictionError
 from poplin_deepspeed.errors import DeepSpeedMissingError
 
-#: The oldest version whose engine has what this package asks of it.
+#: The oldest version that this package works with: 0.19.0 can't yet end an accumulation after its last backward pass.
 OLDEST = "0.19.8"
 _PACKAGE = "deepspeed"
 _INSTALL = f"pip install 'deepspeed>={OLDEST}'"

@@ -309,6 +309,19 @@ def settings_of_checkpointing(fabric):
     return [module.is_configured(), distance(weights(fabric, model), CHECKPOINTED)]
 
 
+def impossible_config():
+    """DeepSpeed refuses when the engine is made: the user's objects are as they were."""
+    fabric = zero(2, config={"zero_optimization": {"nonsense": 1}})
+    model = model_of()
+    optimizer = adam(model)
+    model(DATA[0]).mean().backward()
+    optimizer.step()
+    error = error_of(lambda: fabric.setup(model, optimizer))
+    kept = [len(optimizer.state), optimizer.param_groups[0]["params"][0] is model.hidden.weight]
+    fabric.close()
+    return [*error, *kept]
+
+
 REPLICAS = ddp()
 
 
@@ -347,6 +360,7 @@ checkpointing = zero(2, synchronize_checkpoint_boundary=True)
 results["checkpointing"] = Cases()
 results["checkpointing"].run("checkpointing", settings_of_checkpointing, checkpointing)
 checkpointing.close()
+results["checkpointing"].run("impossible config", impossible_config)
 REPLICAS.close()
 results["after"] = {
     "process group": torch.distributed.is_initialized(),
