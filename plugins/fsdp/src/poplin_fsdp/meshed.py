@@ -118,9 +118,17 @@ class MeshStrategy(ParallelStrategy):
         super().setup_environment()
         if self._mesh is None:
             self._mesh = self._make_mesh()
+            self._note_mesh(self._mesh)
             names = data_dimensions(self._mesh)
             if names != self._mesh.mesh_dim_names:
                 self._data_mesh = self._data_part(self._mesh, names)
+
+    def _note_mesh(self, mesh: DeviceMesh) -> None:
+        if self._trace is not None:
+            sizes = " × ".join(
+                f"{size} {name}" for size, name in zip(mesh.shape, mesh.mesh_dim_names or (), strict=False)
+            )
+            self._trace.note("device mesh", sizes, f"made by {type(self).__name__}" if self._makes_groups else "given")
 
     def _make_mesh(self) -> DeviceMesh:
         raise NotImplementedError
@@ -136,8 +144,10 @@ class MeshStrategy(ParallelStrategy):
             destroy_groups(mesh)
         super().teardown()
 
-    #: Whether the groups of the mesh are of this strategy's making.
-    _makes_groups = True
+    @property
+    def _makes_groups(self) -> bool:
+        """Whether the groups of the mesh are of this strategy's making."""
+        return True
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**super().__getstate__(), "_mesh": None, "_data_mesh": None, "_deferral": None}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from poplin.errors import ArgumentValueError
@@ -163,6 +164,18 @@ def _policy(formats: _Formats) -> MixedPrecisionPolicy:
     if formats.parameters is formats.computing is formats.reducing:
         return MixedPrecisionPolicy(cast_forward_inputs=False)  # the precision casts the module's inputs, once
     return MixedPrecisionPolicy(param_dtype=formats.computing, reduce_dtype=formats.reducing)
+
+
+def norms_with_statistics(module: nn.Module) -> list[nn.Module]:
+    """The batch norms in ``module``: they compute in the format of their statistics, which are buffers."""
+    return [part for part in module.modules() if part is not module and isinstance(part, _BatchNorm)]
+
+
+def policy_for(group: Sequence[nn.Module], policy: MixedPrecisionPolicy) -> MixedPrecisionPolicy:
+    """``policy``, but for a group of batch norms, which are gathered and computed in float32."""
+    if policy.param_dtype is not None and all(isinstance(unit, _BatchNorm) for unit in group):
+        return MixedPrecisionPolicy(param_dtype=torch.float32)
+    return policy
 
 
 def _cast(data: Any, dtype: torch.dtype) -> Any:

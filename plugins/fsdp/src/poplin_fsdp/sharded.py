@@ -24,8 +24,8 @@ from poplin_fsdp.clip import clip_norm, clip_value
 from poplin_fsdp.gathered import sharded_counterparts
 from poplin_fsdp.grouping import groups_of
 from poplin_fsdp.meshed import MeshStrategy
-from poplin_fsdp.parameters import Before
-from poplin_fsdp.precision import FSDPPrecision
+from poplin_fsdp.parameters import Before, check_dtypes, make_contiguous
+from poplin_fsdp.precision import FSDPPrecision, norms_with_statistics, policy_for
 from poplin_fsdp.root import NoSync, ShardedRoot
 from poplin_fsdp.state import Gathering, place, placed
 
@@ -87,6 +87,7 @@ class ShardedStrategy(MeshStrategy):
             UsageError: initial values are lost, or something hangs on a parameter that sharding replaces.
         """
         before = Before(module, self._deferred.start(module))
+        make_contiguous(module)
         self._broadcast_values(module)
         return before
 
@@ -112,16 +113,26 @@ class ShardedStrategy(MeshStrategy):
             # no backward would ever give up what was gathered for the root
             options = {**options, "reshard_after_forward": options.get("reshard_after_forward") is not False}
         policy, root_policy = self._policies()
-        for group in groups_of(root, chosen):
+        if policy.param_dtype in (torch.float16, torch.bfloat16):
+            norms = [norm for norm in norms_with_statistics(module) if id(norm.__dict__) not in done]
+            chosen = [*(one for one in chosen if one not in norms), *norms]
+        groups = groups_of(root, chosen)
+        check_dtypes(module, groups, ignored)
+        for group in groups:
+            moved = [parameter for unit in group for parameter in unit.parameters() if parameter not in ignored]
+            places = [parameter.device for parameter in moved]
             fully_shard(
                 group if len(group) > 1 else group[0],
                 **{
                     **options,
                     "mesh": mesh,
-                    "mp_policy": root_policy if root in group else policy,
+                    "mp_policy": root_policy if root in group else policy_for(group, policy),
                     "ignored_params": ignored or None,
                 },
             )
+            for parameter, place_before in zip(moved, places, strict=True):
+                if parameter.device != place_before:  # whoever still holds it must not keep the whole on the device
+                    parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
         return root
 
     def _finish(

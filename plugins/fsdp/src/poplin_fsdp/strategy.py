@@ -137,6 +137,10 @@ class FSDPStrategy(ShardedStrategy):
         check_sizes(sizes, self.world_size, ("replicas", "processes that share one"), f"device_mesh={sizes}")
         return make_mesh(self._device_type(), sizes, (REPLICATE, SHARD))
 
+    @property
+    def _makes_groups(self) -> bool:
+        return not isinstance(self.sizes, DeviceMesh)
+
     # --- setup
 
     def setup_module(self, module: nn.Module) -> nn.Module:
