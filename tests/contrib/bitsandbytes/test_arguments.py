@@ -4,9 +4,9 @@ import sys
 
 import pytest
 import torch
-from poplin_bitsandbytes.precision import BitsandbytesPrecision
 
 from poplin.errors import ArgumentTypeError, ArgumentValueError, MissingPackageError
+from poplin_bitsandbytes.precision import BitsandbytesPrecision
 
 
 def test_without_the_library_the_error_has_the_pip_command(monkeypatch):

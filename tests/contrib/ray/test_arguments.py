@@ -3,9 +3,9 @@
 import sys
 
 import pytest
-from poplin_ray import RayLauncher
 
 from poplin.errors import ArgumentTypeError, ArgumentValueError, MissingPackageError
+from poplin_ray import RayLauncher
 
 
 def test_without_the_library_the_error_has_the_pip_command(monkeypatch):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from poplin import Fabric
-from poplin.checkpoint import safetensors_metadata, locate
+from poplin.checkpoint import locate, safetensors_metadata
 from poplin.errors import ArgumentTypeError, CheckpointError, DamagedCheckpointError, PossibleUserWarning
 
 pytestmark = pytest.mark.extras
@@ -85,7 +85,7 @@ def test_values_that_are_no_tensors_come_back_as_what_they_were(io, tmp_path):
     path = tmp_path / "values.safetensors"
     shared = torch.arange(4.0)
     state = {
-        "plain": [1, -2.5, True, None, "ü\n\"", float("inf"), -0.0, 10**30, 1e-320],
+        "plain": [1, -2.5, True, None, 'ü\n"', float("inf"), -0.0, 10**30, 1e-320],
         "tuple": (1, (2, [3])),
         "sets": [{1, 2}, frozenset({"a"})],
         "bytes": b"\x00\xff",

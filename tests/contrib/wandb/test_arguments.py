@@ -3,9 +3,9 @@
 import sys
 
 import pytest
-from poplin_wandb import WandbLogger
 
 from poplin.errors import ArgumentValueError, MissingPackageError
+from poplin_wandb import WandbLogger
 
 
 def test_without_the_library_the_error_has_the_pip_command(monkeypatch):

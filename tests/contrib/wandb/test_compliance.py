@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.extras, pytest.mark.timeout(300)]
 class TestWandb(LoggerCompliance):
     name = "wandb"
     limit = 120
-    env = {  # noqa: RUF012
+    env = {
         "WANDB_MODE": "offline",
         "WANDB_SILENT": "true",
         "WANDB_CONSOLE": "off",

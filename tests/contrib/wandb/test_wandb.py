@@ -19,6 +19,7 @@ def finished():
 
 def test_a_run_has_what_was_given_and_what_was_logged(tmp_path):
     import wandb_files
+
     from poplin_wandb import WandbLogger
 
     logger = WandbLogger(
@@ -38,9 +39,7 @@ def test_a_run_has_what_was_given_and_what_was_logged(tmp_path):
     fabric.close()
     finished()
     (path,) = wandb_files.files(tmp_path / "logs")
-    rows = [
-        {name: value for name, value in row.items() if not name.startswith("_")} for row in wandb_files.rows(path)
-    ]
+    rows = [{name: value for name, value in row.items() if not name.startswith("_")} for row in wandb_files.rows(path)]
     assert rows == [
         {"train-loss": 0.5, "train-acc/top1": 0.25, "trainer/global_step": 5},
         {"train-loss": 0.25, "trainer/global_step": 5},
@@ -60,6 +59,7 @@ def test_a_run_has_what_was_given_and_what_was_logged(tmp_path):
 
 def test_an_exception_marks_the_run_as_failed_and_a_logger_travels_unopened(tmp_path):
     import wandb_files
+
     from poplin_wandb import WandbLogger
 
     logger = pickle.loads(pickle.dumps(WandbLogger(save_dir=tmp_path, offline=True, project="digits")))
@@ -78,6 +78,7 @@ def test_an_exception_marks_the_run_as_failed_and_a_logger_travels_unopened(tmp_
 
 def test_a_run_of_the_users_own_is_used_and_left_open(tmp_path):
     import wandb
+
     from poplin_wandb import WandbLogger
 
     run = wandb.init(project="own", dir=tmp_path, mode="offline")

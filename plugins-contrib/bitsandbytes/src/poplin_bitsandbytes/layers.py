@@ -17,7 +17,7 @@ _NEEDED_BY = "The precisions of poplin-bitsandbytes (nf4, fp4, int8, ...)"
 
 
 def library() -> Any:
-    """bitsandbytes.
+    """Bitsandbytes.
 
     Raises:
         MissingPackageError: it is not installed, or can't be imported.
@@ -76,9 +76,9 @@ def check_layer(name: str, layer: nn.Module) -> None:
     layers = library().nn
     if not isinstance(layer.weight, (layers.Params4bit, layers.Int8Params)):
         raise ArgumentValueError(
-            f"The weight of the quantised layer {name!r} was replaced after it was made (tied to another one, say), and "
-            f"can't be quantised any more. Leave it as it is: ignore_modules={{{name!r}}}, or make the model outside of "
-            "fabric.init_module()."
+            f"The weight of the quantised layer {name!r} was replaced after it was made (tied to another one, say), "
+            f"and can't be quantised any more. Leave it as it is: ignore_modules={{{name!r}}}, or make the model "
+            "outside of fabric.init_module()."
         )
 
 

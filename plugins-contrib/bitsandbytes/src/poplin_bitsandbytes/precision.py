@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from poplin.errors import ArgumentTypeError, ArgumentValueError
 from poplin.precision import Precision
 from poplin.utilities import apply_to_tensors
-from poplin_bitsandbytes.layers import MODES, LinearsAsMade, check_layer, is_quantised, library, make_layer, replace_linears
+from poplin_bitsandbytes.layers import (
+    MODES,
+    LinearsAsMade,
+    check_layer,
+    is_quantised,
+    library,
+    make_layer,
+    replace_linears,
+)
 
 if TYPE_CHECKING:
     from poplin.selection import Selection

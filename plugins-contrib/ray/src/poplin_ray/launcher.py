@@ -262,7 +262,7 @@ def _error(ray: Any, answer: bytes) -> BaseException:
 
 
 def _carried_variables() -> dict[str, str]:
-    """Variables of this process that say how torch and Poplin behave; a cluster's nodes have none of its environment."""
+    """Variables that say how torch and Poplin behave; a cluster's nodes have nothing of this environment."""
     prefixes = ("POPLIN_", "OMP_", "MKL_", "TORCH_", "NCCL_", "GLOO_", "PL_")
     return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
 

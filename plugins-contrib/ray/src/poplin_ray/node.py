@@ -99,5 +99,4 @@ def run_call(content: bytes) -> bytes:
         raise
     if os.environ.get("RANK", "0") != "0":
         return b""
-    content = cloudpickle.dumps(result)
-    return content
+    return bytes(cloudpickle.dumps(result))

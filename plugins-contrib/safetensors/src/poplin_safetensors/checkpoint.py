@@ -192,7 +192,8 @@ def _device(map_location: Any) -> torch.device:
     if isinstance(map_location, (str, int, torch.device)):
         return torch.device(map_location)
     raise ArgumentTypeError(
-        f"map_location is a device here ('cpu', 'meta', torch.device(...)), and this is a {type(map_location).__name__}."
+        "map_location is a device here ('cpu', 'meta', torch.device(...)), and this is a "
+        f"{type(map_location).__name__}."
     )
 
 
