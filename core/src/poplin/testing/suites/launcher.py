@@ -198,7 +198,7 @@ class LauncherCompliance(Common):
     def _ended(self, program: Program, names: tuple[str, ...], folder: Path) -> list[_Told]:
         left, code = "", 0
         try:
-            code = program.end(self.limit)
+            code = program.end(self.limit * len(names))  # the cases that share a program, one after the other
         except AssertionError as error:
             left, code = str(error), program.process.poll() or 1
         return [_collect(folder / name, code, program.output, left) for name in names]
