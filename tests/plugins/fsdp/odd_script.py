@@ -280,6 +280,18 @@ with fabric_with(units(Inner), precision="16-mixed") as fabric:
     fabric.backward(model(DATA[0]).sum())
     out["overflow"] = [*skipped, same, fabric.precision.state_dict()["scale"]]
 
+with fabric_with(precision="bf16-mixed") as fabric:
+    model = fabric.setup(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)))
+    result = model(DATA[0])
+    fabric.backward(result.sum())
+    mean = model[1].running_mean
+    out["batch norm"] = [str(result.dtype), str(mean.dtype), bool(mean.any())]
+with fabric_with() as fabric:
+    out["dtypes"] = error_of(lambda: fabric.setup(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).bfloat16())))
+    images = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    out["channels last"] = list(fabric.setup(images)(torch.randn(2, 3, 5, 5)).shape)
+    out["explained"] = "2 dp_shard" in fabric.explain()
+
 # checkpoints, in one file and in a folder
 for kind in ("full", "sharded"):
     with fabric_with(FSDPStrategy(auto_wrap_policy={Inner}, state_dict_type=kind, timeout=30)) as fabric:
