@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from poplin.checkpoint import asynchronous
 from poplin.errors import ArgumentTypeError, NotLaunchedError, UsageError
 from poplin.registry import hookspecs
 from poplin.seed import collect_rng_states, restore_rng_states, track_accelerator
-from poplin.utilities import final
+from poplin.utilities import final, unwinding
 
 if TYPE_CHECKING:
     from poplin.fabric import Fabric
@@ -233,11 +234,18 @@ def _attempt(action: Callable[[], Any], failure: BaseException | None) -> BaseEx
 @atexit.register
 def _close_at_exit(failed: bool = False) -> None:
     """A Fabric that nobody closed: its loggers are flushed and its process group is destroyed all the same."""
+    failed = failed or _script_has_failed()
     for fabric in list(_OPEN):
         try:
             close(fabric, failed=failed)
         except Exception as error:
             warnings.warn(f"Closing a Fabric at exit: {type(error).__name__}: {error}", stacklevel=1)
+
+
+def _script_has_failed() -> bool:
+    """Whether an exception, or a signal, has ended the script: then other ranks may be anywhere."""
+    by_exception = getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
+    return by_exception or unwinding.is_aborting() or unwinding.was_told_to_end()
 
 
 final.before_waiting(functools.partial(_close_at_exit, failed=True))

@@ -6,7 +6,6 @@ and at the end of the process at the latest.
 
 from __future__ import annotations
 
-import atexit
 import collections
 import os
 import threading
@@ -26,6 +25,7 @@ from torch.distributed import rendezvous as meet  # type: ignore[attr-defined]
 
 from poplin.errors import ArgumentTypeError, ArgumentValueError, ContradictionError, LaunchError, UsageError
 from poplin.strategies.recorder import Recorder
+from poplin.utilities import final
 
 #: How long connecting and collectives may take where nobody says otherwise: torch's own default for the CPU.
 DEFAULT_TIMEOUT = timedelta(minutes=30)
@@ -321,10 +321,12 @@ def _first_line(error: BaseException) -> str:
     return line if line.endswith(".") else line + "."
 
 
-@atexit.register
 def _destroy_at_exit() -> None:
-    """Nobody closed the Fabric: give the group back, as torch wants it."""
+    """Nobody closed the strategy: give the group back, as torch wants it."""
     shared = _shared
     if shared is not None and shared.pid == os.getpid():
         shared.recorder.close()
         shared.let_go()
+
+
+final.at_the_end(_destroy_at_exit)  # after what uses it has been closed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import threading
@@ -11,6 +10,8 @@ import weakref
 from typing import NamedTuple
 
 from torch.distributed import Store  # type: ignore[attr-defined]
+
+from poplin.utilities import final
 
 #: Seconds between two messages to the store: a loop of short collectives must not pay for them.
 INTERVAL = 0.1
@@ -140,9 +141,11 @@ class Recorder:
 _open: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
-@atexit.register
 def _close_all() -> None:
     """No thread may be inside torch while the interpreter is taken down."""
     for recorder in list(_open):
         if recorder.pid == os.getpid():  # a forked child has no such thread, and maybe its locks as they were taken
             recorder.close()
+
+
+final.at_the_end(_close_all)

@@ -43,5 +43,11 @@ def let_go() -> None:
 
 @atexit.register
 def _run() -> None:
+    failure: Exception | None = None
     for action in list(_actions):
-        action()
+        try:
+            action()
+        except Exception as error:  # the others have their turn all the same
+            failure = failure or error
+    if failure is not None:
+        raise failure

@@ -168,7 +168,7 @@ CASES = {
 
 def run(method, case):
     before = dict(os.environ)
-    launcher = MultiProcessingLauncher(method, grace=2 if case == "deaf" else 30)
+    launcher = MultiProcessingLauncher(method, grace=2 if case in ("deaf", "lingering") else 30)
     chosen = selection()
     launcher.bind(chosen)
     function, *args = CASES.get(case, (None,))

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
+from poplin.accelerators import CPUAccelerator
 from poplin.environments import LocalEnvironment
 from poplin.selection import Trace
 
@@ -14,7 +15,7 @@ def selection(devices=2, environment=None):
     environment = environment or LocalEnvironment()
     environment.validate_settings(devices, 1)
     chosen = SimpleNamespace(
-        accelerator=SimpleNamespace(device_type="cpu"),
+        accelerator=CPUAccelerator(),
         devices=(torch.device("cpu"),) * devices,
         num_nodes=1,
         environment=environment,
