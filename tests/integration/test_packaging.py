@@ -14,6 +14,8 @@ from poplin.registry.kinds import KINDS
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = [ROOT, ROOT / "core", *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
+#: Bridges to the libraries of others; an extra of `poplin` each, and none of them in `poplin[all]`.
+CONTRIB = sorted(path.parent for path in ROOT.glob("plugins-contrib/*/pyproject.toml"))
 #: Plugins that bring a library of their own; the distribution `poplin` offers them as extras.
 EXTRAS = {"poplin-deepspeed", "poplin-tensorboard", "poplin-tpu"}
 
@@ -40,7 +42,7 @@ def wheels(tmp_path_factory):
     """A wheel of every distribution, by its name."""
     folder = tmp_path_factory.mktemp("wheels")
     build = "-m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir"
-    run(sys.executable, *build.split(), folder, *FOLDERS)
+    run(sys.executable, *build.split(), folder, *FOLDERS, *CONTRIB)
     return {path.name.partition("-")[0].replace("_", "-"): path for path in folder.glob("*.whl")}
 
 
@@ -52,10 +54,12 @@ def test_poplin_brings_every_plugin_that_exists_and_no_other():
     assert names_of(extras["all"]) == EXTRAS & plugins
     for name in EXTRAS & plugins:
         assert names_of(extras[name.removeprefix("poplin-")]) == {name}
+    for folder in CONTRIB:
+        assert names_of(extras[folder.name]) == {project(folder)["name"]} == {f"poplin-{folder.name}"}
 
 
 def test_a_wheel_of_each_distribution_holds_what_it_should(wheels):
-    assert set(wheels) == {project(folder)["name"] for folder in FOLDERS}
+    assert set(wheels) == {project(folder)["name"] for folder in [*FOLDERS, *CONTRIB]}
     for name, path in wheels.items():
         names = zipfile.ZipFile(path).namelist()
         code = {entry.partition("/")[0] for entry in names if ".dist-info/" not in entry}

@@ -11,7 +11,7 @@ __getattr__, __dir__ = lazy_face(
         "FolderLogger": "poplin.loggers.folder:FolderLogger",
         "Logger": "poplin.loggers.logger:Logger",
         "as_dictionary": "poplin.loggers.folder:as_dictionary",
-        "plain_values": "poplin.loggers.hyperparameters:plain",
+        "plain_values": "poplin.loggers.hyperparameters:plain_values",
         "to_numbers": "poplin.loggers.metrics:to_numbers",
         "rank_zero_experiment": "poplin.loggers.logger:rank_zero_experiment",
     },

@@ -2,7 +2,7 @@
 from poplin.loggers.csv import CSVLogger as CSVLogger
 from poplin.loggers.folder import FolderLogger as FolderLogger
 from poplin.loggers.folder import as_dictionary as as_dictionary
-from poplin.loggers.hyperparameters import plain as plain_values
+from poplin.loggers.hyperparameters import plain_values as plain_values
 from poplin.loggers.logger import Logger as Logger
 from poplin.loggers.logger import rank_zero_experiment as rank_zero_experiment
 from poplin.loggers.metrics import to_numbers as to_numbers

@@ -29,39 +29,39 @@ def merge_hyperparameters(path: str, params: Mapping[str, Any]) -> None:
         if os.path.exists(path):
             with open(path, encoding="utf-8") as file:
                 before = json.load(file)
-        text = json.dumps({**before, **plain(params)}, indent=2, ensure_ascii=False) + "\n"
+        text = json.dumps({**before, **plain_values(params)}, indent=2, ensure_ascii=False) + "\n"
         with atomic_file(path) as out:
             out.write(text.encode("utf-8", "backslashreplace"))
     except (OSError, ValueError, TypeError) as error:
         raise LoggerError(f"The hyperparameters can't be written to {path}: {error}") from error
 
 
-def plain(value: Any) -> Any:
+def plain_values(value: Any) -> Any:
     """``value`` as JSON can hold it; what has no counterpart there becomes its text."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, enum.Enum):
-        return plain(value.value)
+        return plain_values(value.value)
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
         return float(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain_values(item) for key, item in value.items()}
     if isinstance(value, Namespace):
-        return plain(vars(value))
+        return plain_values(vars(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: plain_values(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [plain_values(item) for item in value]
     if isinstance(value, (set, frozenset)):
-        return sorted((plain(item) for item in value), key=str)
+        return sorted((plain_values(item) for item in value), key=str)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Tensor) and (value.is_meta or value.numel() > _MAX_ELEMENTS):
         return f"tensor of shape {tuple(value.shape)}"
     if hasattr(value, "tolist") and hasattr(value, "shape"):
-        return plain(value.tolist())
+        return plain_values(value.tolist())
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     return str(value)

@@ -157,7 +157,8 @@ class LinearsAsMade:
         self._handle: Any | None = None
 
     def __enter__(self) -> None:
-        self._handle = nn.modules.module.register_module_module_registration_hook(self._registered)
+        hook: Callable[..., Any] = self._registered  # it may return another module, which torch's annotation forgets
+        self._handle = nn.modules.module.register_module_module_registration_hook(hook)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

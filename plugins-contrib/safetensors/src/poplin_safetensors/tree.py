@@ -91,12 +91,14 @@ def _encode(value: Any, path: tuple[str, ...], tensors: Tensors, above: set[int]
         ]
         return {"d" if type(value) is dict else "o": items}
     if type(value) in (list, tuple, set, frozenset):
-        tag = {list: "l", tuple: "u", set: "e", frozenset: "z"}[type(value)]
-        return {tag: [_encode(item, (*path, str(index)), tensors, above) for index, item in enumerate(value)]}
+        tags: dict[type, str] = {list: "l", tuple: "u", set: "e", frozenset: "z"}
+        return {
+            tags[type(value)]: [_encode(item, (*path, str(index)), tensors, above) for index, item in enumerate(value)]
+        }
     raise ArgumentValueError(
         f"{'.'.join(path) or 'the state'} is a {type(value).__module__}.{type(value).__qualname__}, which a "
-        "safetensors file can't hold: only tensors, numbers, strings, and dictionaries, lists, tuples and sets of these. Convert "
-        "it, leave it out, or save with the checkpoint IO 'torch'."
+        "safetensors file can't hold: only tensors, numbers, strings, and dictionaries, lists, tuples and sets of "
+        "these. Convert it, leave it out, or save with the checkpoint IO 'torch'."
     )
 
 

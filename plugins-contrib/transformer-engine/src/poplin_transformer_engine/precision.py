@@ -48,7 +48,7 @@ class TransformerEnginePrecision(Precision):
         fallback_compute_dtype: torch.dtype | None = None,
     ) -> None:
         dtype = _DTYPES.get(weights_dtype) if isinstance(weights_dtype, str) else weights_dtype
-        if dtype not in _DTYPES.values():
+        if dtype is None or dtype not in _DTYPES.values():
             raise ArgumentValueError(
                 f"weights_dtype={weights_dtype!r}: Transformer Engine's layers are trained in torch.bfloat16 or "
                 "torch.float16."
