@@ -16,6 +16,7 @@ from poplin.extension import Extension
 from poplin.strategies.clipped import ClippedParameters, clip_norm
 from poplin.strategies.memory import MakeOptimizer, Memory, memory_of
 from poplin.strategies.module_names import module_state_dict, with_module_names
+from poplin.strategies.moving import move_module
 from poplin.strategies.optimizer_state import (
     ParameterNames,
     load_optimizer_state_by_name,
@@ -208,8 +209,11 @@ class Strategy(Extension, ABC):
         """
 
     def module_to_device(self, module: nn.Module) -> None:
-        """Move ``module`` in place. Called by setup, after the precision and before :meth:`setup_module`."""
-        module.to(self.root_device)
+        """Move ``module`` in place; tied parameters stay tied.
+
+        Called by setup, after the precision and before :meth:`setup_module`.
+        """
+        move_module(module, self.root_device)
 
     def batch_to_device(self, batch: T, device: torch.device | None = None) -> T:
         """Move a nested collection of tensors (and of anything with ``.to(device)``). Called for each batch."""

@@ -139,8 +139,8 @@ class TPUAccelerator(TorchXLADevices):
         if selection.environment.creates_processes_externally and not launch_environment.is_prepared():
             raise SelectionError(
                 f"The processes exist already, and {launch_environment.ADDRESSES}, by which those of TorchTPU find "
-                "each other, is not set. Start them with `poplin run --accelerator=tpu`, or prepare the shell that runs "
-                'torchrun: eval "$(python -m torch.tpu.distributed)".'
+                "each other, is not set. Start them with `poplin run --accelerator=tpu`, or prepare the shell that "
+                'runs torchrun: eval "$(python -m torch.tpu.distributed)".'
             )
 
 

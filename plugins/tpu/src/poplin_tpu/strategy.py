@@ -68,15 +68,6 @@ class TorchXLA(Strategy):
         device: torch.device = runtime.xla().device()
         return device
 
-    def module_to_device(self, module: nn.Module) -> None:
-        """Move ``module``. torch makes new parameters on the way; those that were tied stay tied."""
-        tied = _places_of_shared(module)
-        module.to(self.root_device)
-        for places in tied:
-            owner, name = places[0]
-            for other, other_name in places[1:]:
-                setattr(other, other_name, getattr(owner, name))
-
     def process_dataloader(self, dataloader: Any) -> Any:
         """Batches come by torch_xla's loader, which uploads them ahead and marks a step at each."""
         return DeviceLoader(dataloader, self.root_device, self._input_sharding())
@@ -278,13 +269,3 @@ class XLAStrategy(TorchXLA, ParallelStrategy):
     def _check_group(self, group: Any) -> None:
         if group is not None:
             raise SelectionError(f"{type(self).__name__} has no process groups of torch's: leave group= out.")
-
-
-def _places_of_shared(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:
-    """The places of each parameter that stands in several."""
-    places: dict[int, list[tuple[nn.Module, str]]] = {}
-    for owner in module.modules():
-        for name, parameter in owner._parameters.items():
-            if parameter is not None:
-                places.setdefault(id(parameter), []).append((owner, name))
-    return [one for one in places.values() if len(one) > 1]

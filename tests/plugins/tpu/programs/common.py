@@ -41,10 +41,10 @@ class Plain(nn.Module):
         return nn.functional.mse_loss(self(inputs), targets)
 
 
-def loader(count=40):
+def loader(count=40, batch_size=8):
     generator = torch.Generator().manual_seed(0)
     data = TensorDataset(torch.randn(count, 8, generator=generator), torch.randn(count, 4, generator=generator))
-    return DataLoader(data, batch_size=8)
+    return DataLoader(data, batch_size=batch_size)
 
 
 def set_up(fabric, net=Net, scheduler=False):
@@ -54,8 +54,8 @@ def set_up(fabric, net=Net, scheduler=False):
     return fabric.setup(model, optimizer)
 
 
-def train(fabric, model, optimizer, epochs=1, clip=0.5, closure=False, accumulate=1):
-    data = fabric.setup_dataloaders(loader())
+def train(fabric, model, optimizer, epochs=1, clip=0.5, closure=False, accumulate=1, batch_size=8):
+    data = fabric.setup_dataloaders(loader(batch_size=batch_size))
     loss = None
     for _ in range(epochs):
         for number, (inputs, targets) in enumerate(data):

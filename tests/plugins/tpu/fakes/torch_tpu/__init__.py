@@ -14,3 +14,6 @@ def autoload():
     torch._register_device_module("tpu", boundary)
     if boundary.COMPILED:
         torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+        from torch_tpu import process_group
+
+        process_group.register()

@@ -1,5 +1,6 @@
 """What stands for ``torch.tpu``."""
 
+import contextlib
 import os
 
 import torch
@@ -60,6 +61,54 @@ def set_rng_state(state, device="tpu"):
 
 def get_amp_supported_dtype():
     return [torch.bfloat16, torch.float16]
+
+
+class Stream:
+    """Work is done at once, so streams have nothing to order."""
+
+    def __init__(self, device=None, priority=0):
+        self.device_index = current_device()
+
+    def wait_stream(self, other):
+        """Nothing is under way."""
+
+    wait_event = wait_stream
+
+    def synchronize(self):
+        """Nothing is under way."""
+
+    def record_event(self, event=None):
+        return event or Event()
+
+
+class Event:
+    """A place in a stream."""
+
+    def __init__(self, enable_timing=False, blocking=False, interprocess=False):
+        """All events are over."""
+
+    def record(self, stream=None):
+        """Nothing is under way."""
+
+    wait = synchronize = record
+
+    def query(self):
+        return True
+
+
+def current_stream(device=None):
+    return Stream()
+
+
+default_stream = current_stream
+
+
+def set_stream(stream):
+    """There is one."""
+
+
+def stream(stream):
+    return contextlib.nullcontext()
 
 
 class device:
