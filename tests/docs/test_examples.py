@@ -131,7 +131,12 @@ def test_every_hook_of_the_trainer_fires_once_and_in_order(how, tmp_path):
 def test_a_pipeline_of_two_stages_trains_and_resumes_as_one_process_does(tmp_path):
     def pipeline(*words):
         done = subprocess.run(
-            [sys.executable, EXAMPLES / "pipeline.py", *words], cwd=tmp_path, capture_output=True, text=True, timeout=150
+            [sys.executable, EXAMPLES / "pipeline.py", *words],
+            cwd=tmp_path,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=150,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.splitlines()
