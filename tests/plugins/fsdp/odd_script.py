@@ -292,6 +292,84 @@ with fabric_with() as fabric:
     out["channels last"] = list(fabric.setup(images)(torch.randn(2, 3, 5, 5)).shape)
     out["explained"] = "2 dp_shard" in fabric.explain()
 
+# what fails leaves nothing behind
+
+
+class Stop(Exception):
+    pass
+
+
+class Failing(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        raise Stop
+
+
+def stop(*arguments):
+    raise Stop
+
+
+with fabric_with(units(Inner)) as fabric:
+
+    def trained(fail=None):
+        torch.manual_seed(0)
+        model = nn.Sequential(Inner(), Inner(), nn.Linear(6, 6))
+        model, optimizer = fabric.setup(model, adamw(model.parameters()))
+        for number in range(3):
+            if number == 2 and fail is not None:
+                assert error_of(lambda: fail(model))["class"] == "Stop"
+                optimizer.zero_grad()
+            fabric.backward(squares(model, DATA[number]))
+            optimizer.step()
+            optimizer.zero_grad()
+        return full(fabric, model)
+
+    def in_forward(model):
+        handle = model[1].register_forward_hook(stop)
+        try:
+            model(DATA[0])
+        finally:
+            handle.remove()
+
+    def in_backward(model):
+        handle = model[1].register_forward_hook(lambda part, arguments, result: Failing.apply(result))
+        try:
+            fabric.backward(squares(model, DATA[0]))
+        finally:
+            handle.remove()
+
+    whole = trained()
+    for name, fail in (("a failed forward", in_forward), ("a failed backward", in_backward)):
+        found = trained(fail)
+        out[name] = all(torch.equal(value, found[key]) for key, value in whole.items())
+
+asked = []
+
+
+def stop_at_the_third(parameter):
+    asked.append(parameter)
+    if len(asked) == 3:
+        raise Stop
+
+
+half = FSDPStrategy(auto_wrap_policy={Inner}, shard_placement_fn=stop_at_the_third, timeout=30)
+with fabric_with(half) as fabric:
+    model = Two()
+    weight, attributes = model.first.linear.weight, [sorted(part.__dict__) for part in model.modules()]
+    out["a failed setup"] = [
+        error_of(lambda: fabric.setup(model))["class"],
+        type(model.first).__name__,
+        model.first.linear.weight is weight,
+        [sorted(part.__dict__) for part in model.modules()] == attributes,
+        len(model.first._forward_pre_hooks),
+    ]
+    model(DATA[0])
+    out["set up again"] = type(fabric.setup(model).first.linear.weight).__name__
+
 # checkpoints, in one file and in a folder
 for kind in ("full", "sharded"):
     with fabric_with(FSDPStrategy(auto_wrap_policy={Inner}, state_dict_type=kind, timeout=30)) as fabric:

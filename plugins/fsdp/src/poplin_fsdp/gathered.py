@@ -30,6 +30,12 @@ def sharded_counterparts(roots: Iterable[ShardedRoot]) -> dict[int, nn.Parameter
     return found
 
 
+def forget_gradients(root: ShardedRoot) -> None:
+    """Forget the gradients of gathered parameters: those of a backward that failed are not to count in the next one."""
+    for gathered, _ in _kept(root):
+        gathered.grad = None
+
+
 def _kept(root: ShardedRoot) -> Iterable[tuple[Any, nn.Parameter]]:
     """Those of earlier forwards: torch fills the same parameter again and again, and keeps it where nobody sees it."""
     for part in root.parts:

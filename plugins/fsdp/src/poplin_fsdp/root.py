@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
@@ -64,7 +65,19 @@ class ShardedRoot(MethodDispatch):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return super().__call__(*args, **kwargs)
-        return self._run(self._what, super().__call__, *args, **kwargs)
+        try:
+            return self._run(self._what, super().__call__, *args, **kwargs)
+        except BaseException:
+            self.recover()
+            raise
+
+    def recover(self) -> None:
+        """Forget a forward, or a backward, that was not finished: the next one starts anew. Its gradients are lost."""
+        for part in self.parts:
+            reset = getattr(part, "reset_iter_state", None)  # since torch 2.13
+            if reset is not None:
+                with contextlib.suppress(RuntimeError, AttributeError):  # only the outermost can, once it has run
+                    reset()
 
     def method(self, name: str) -> Callable[..., Any]:
         """A callable that runs the user's method ``name`` as a forward."""

@@ -21,13 +21,14 @@ from poplin.strategies import (
 )
 from poplin_fsdp.averaging import Averaging, cant_be_sharded, is_replicated
 from poplin_fsdp.clip import clip_norm, clip_value
-from poplin_fsdp.gathered import sharded_counterparts
+from poplin_fsdp.gathered import forget_gradients, sharded_counterparts
 from poplin_fsdp.grouping import groups_of
 from poplin_fsdp.meshed import MeshStrategy
 from poplin_fsdp.parameters import Before, check_dtypes, make_contiguous
 from poplin_fsdp.precision import FSDPPrecision, norms_with_statistics, policy_for
 from poplin_fsdp.root import NoSync, ShardedRoot
 from poplin_fsdp.state import Gathering, place, placed
+from poplin_fsdp.undo import ShardingBackup
 
 if TYPE_CHECKING:
     pass
@@ -39,9 +40,16 @@ class ShardedStrategy(MeshStrategy):
     needs_forward = True
     mutates_module = True
     picklable = False
-    moves_at_setup = True
 
     # --- setup
+
+    @property
+    def moves_at_setup(self) -> bool:  # type: ignore[override]
+        """Whether sharding moves each parameter, by its data. That of an out-of-tree device can't stand in a parameter
+        that was made on the CPU, so modules are moved before.
+        """
+        here = torch.empty(0, device=self.root_device)
+        return bool(torch._has_compatible_shallow_copy_type(torch.empty(0), here))
 
     def original_module(self, wrapped: nn.Module) -> nn.Module:
         return wrapped.module if isinstance(wrapped, ShardedRoot) else wrapped
@@ -102,6 +110,16 @@ class ShardedStrategy(MeshStrategy):
             chosen: submodules that are gathered as units of their own.
             options: for ``fully_shard``.
         """
+        backup = ShardingBackup(module)
+        try:
+            return self._shard_groups(module, mesh, chosen, options)
+        except BaseException:
+            backup.restore()
+            raise
+
+    def _shard_groups(
+        self, module: nn.Module, mesh: DeviceMesh, chosen: list[nn.Module], options: Mapping[str, Any]
+    ) -> ShardedRoot:
         root = ShardedRoot(module, self.run_engine)
         root.contains(self._roots)
         done = root.modules_set_up_before()
@@ -188,7 +206,13 @@ class ShardedStrategy(MeshStrategy):
 
     def backward(self, tensor: Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:
         """Run the backward pass; where a rank is missing in it, the error says which."""
-        self.run_engine("backward", super().backward, tensor, module, *args, **kwargs)
+        try:
+            self.run_engine("backward", super().backward, tensor, module, *args, **kwargs)
+        except BaseException:
+            for root in self._roots:
+                root.recover()
+                forget_gradients(root)
+            raise
 
     def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
         """Context in which gradients stay this rank's own, and whole: it takes the memory of all of them."""
