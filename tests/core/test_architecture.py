@@ -1,8 +1,8 @@
 """The rules that keep the core small and the arrows pointing one way."""
 
 import ast
-import re
 import os
+import re
 import subprocess
 import sys
 import tomllib

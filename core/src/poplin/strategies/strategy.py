@@ -443,7 +443,7 @@ class Strategy(Extension, ABC):
         return ()
 
     def parameter_shapes(self, module: nn.Module) -> Mapping[str, tuple[int, ...]]:
-        """Full shapes under the user's names, where the module's own tensors don't show them. Called by ``Fabric.load``.
+        """Full shapes under the user's names, which the module's own tensors don't show. Called by ``Fabric.load``.
 
         Asked only if :attr:`owns_parameters`; a name that isn't in it is compared with nothing. The default is empty.
 
