@@ -116,7 +116,9 @@ class Saving(StrategyBase):
         if self.create().checkpoint_io_name is not None or fabric.strategy.owns_parameters:
             case.not_claimed("it writes by a way of its own: checkpoint_io_name is set, or owns_parameters = True")
         module, _ = self.set_up(fabric)
-        fabric.save(case.folder / "checkpoint", {"model": module})
+        path = case.folder / "checkpoint"
+        fabric.save(path, {"model": module})
+        _wait_for(path)
         case.expect_equal(writer.calls, 1 if case.rank == 0 else 0, f"calls of save_checkpoint on rank {case.rank}")
 
     @requirement("Strategy.save_checkpoint", processes=SEVERAL)
