@@ -1,4 +1,4 @@
-"""What sharding adds to a process's memory at its peak."""
+"""What is gathered together, in words, and what it adds to a process's memory at its peak."""
 
 from __future__ import annotations
 
@@ -34,6 +34,24 @@ def gathered_bytes(groups: Sequence[Group], param_dtype: torch.dtype | None, kee
     *inner, root = sizes
     gathered = root + (sum(inner) if keeps_all else sum(sorted(inner)[-2:]))
     return gathered + max(gradients)
+
+
+def described(units: int, chosen: int, whole: int) -> tuple[str, str]:
+    """How a module was sharded, and why.
+
+    Args:
+        units: number of groups, the root's included.
+        chosen: number of modules that were to be units of their own.
+        whole: number of parameters that are in no unit.
+    """
+    reasons = ["the policy selects them" if chosen else "no policy names layers to gather one by one"]
+    if 1 + chosen > units:
+        reasons.append(f"{1 + chosen - units} more are joined with others, because they share parameters")
+    if whole:
+        reasons.append(
+            f"{whole} parameter(s) are left alone: they can't be sharded, are ignored, or were set up before"
+        )
+    return f"{units} unit(s)", "; ".join(reasons)
 
 
 def _nbytes(parameter: nn.Parameter, dtype: torch.dtype | None) -> int:

@@ -22,9 +22,10 @@ from poplin.strategies import (
 from poplin_fsdp.averaging import Averaging, cant_be_sharded, is_replicated
 from poplin_fsdp.clip import clip_norm, clip_value
 from poplin_fsdp.gathered import forget_gradients, sharded_counterparts
-from poplin_fsdp.grouping import groups_of
+from poplin_fsdp.grouping import Group, groups_of
 from poplin_fsdp.meshed import MeshStrategy
 from poplin_fsdp.parameters import Before, check_dtypes, make_contiguous
+from poplin_fsdp.planning import described
 from poplin_fsdp.precision import FSDPPrecision, norms_with_statistics, policy_for
 from poplin_fsdp.root import NoSync, ShardedRoot
 from poplin_fsdp.state import Gathering, place, placed
@@ -136,6 +137,7 @@ class ShardedStrategy(MeshStrategy):
             chosen = [*(one for one in chosen if one not in norms), *norms]
         groups = groups_of(root, chosen)
         check_dtypes(module, groups, ignored)
+        self._note_sharding(module, groups, len(chosen), len(ignored))
         for group in groups:
             moved = [parameter for unit in group for parameter in unit.parameters() if parameter not in ignored]
             places = [parameter.device for parameter in moved]
@@ -152,6 +154,11 @@ class ShardedStrategy(MeshStrategy):
                 if parameter.device != place_before:  # whoever still holds it must not keep the whole on the device
                     parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
         return root
+
+    def _note_sharding(self, module: nn.Module, groups: list[Group], chosen: int, whole: int) -> None:
+        if self._trace is None:
+            return
+        self._trace.note(f"sharding of {type(module).__name__}", *described(len(groups), chosen, whole))
 
     def _finish(
         self, root: ShardedRoot, module: nn.Module, before: Before, device: torch.device | None = None
