@@ -120,6 +120,19 @@ def test_init_module_quantises_layers_as_they_are_made_and_gives_the_same_values
         assert torch.isfinite(model(TOKENS)).all()
 
 
+def test_ignored_modules_stay_as_they_are_under_init_module_too():
+    from poplin_bitsandbytes import BitsandbytesPrecision
+
+    precision = BitsandbytesPrecision("int8", ignore_modules={"blocks.1", "lm_head"})
+    with Fabric(accelerator="cpu", devices=1, plugins=precision) as fabric:
+        with fabric.init_module():
+            made = make()
+        assert type(made.blocks[0][0]) is nn.Linear
+        model = fabric.setup(made)
+        assert model.blocks[0][0].weight.dtype == torch.int8
+        assert type(model.blocks[1][0]) is type(model.lm_head) is nn.Linear
+
+
 def test_the_users_model_of_full_precision_is_loaded_before_it_is_set_up(tmp_path):
     source, path = make(), tmp_path / "full.ckpt"
     with Fabric(accelerator="cpu", devices=1) as fabric:

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the ranks of the suite find th
 
 import wandb_files
 
-from poplin.testing import LoggerCompliance, PackagingCompliance
+from poplin.testing import LoggerCompliance, PackagingCompliance, requirement
 
 pytestmark = [pytest.mark.extras, pytest.mark.timeout(300)]
 
@@ -35,6 +35,11 @@ class TestWandb(LoggerCompliance):
         while not wandb_files.exit_code(path) and time.monotonic() < deadline:
             time.sleep(0.2)  # that of a process which crashed ends by itself
         return wandb_files.rows(path)
+
+    @requirement("Logger.save")
+    def test_what_was_saved_outlives_a_crash(self, case):
+        """What of this wandb can do is tested in test_wandb.py."""
+        case.not_claimed("wandb's process writes its file at intervals, and can't be asked to do it at once")
 
 
 class TestPackage(PackagingCompliance):

@@ -1,7 +1,11 @@
 """What users of wandb expect, with the real library, offline; its files are read back."""
 
 import argparse
+import os
 import pickle
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -93,3 +97,31 @@ def test_a_run_of_the_users_own_is_used_and_left_open(tmp_path):
     finally:
         run.finish()
         finished()
+
+
+def test_what_wandb_has_written_survives_a_killed_process(tmp_path):
+    import wandb_files
+
+    script = """
+import os, sys, time
+from poplin import Fabric
+from poplin_wandb import WandbLogger
+
+fabric = Fabric(accelerator="cpu", devices=1, loggers=WandbLogger(save_dir=sys.argv[1], offline=True))
+fabric.log("loss", 0.5, step=1)
+print("logged", flush=True)
+time.sleep(120)
+"""
+    environment = os.environ | {"WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL": "0.5"}
+    with subprocess.Popen(
+        [sys.executable, "-c", script, tmp_path], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            assert any("logged" in line for line in process.stdout)
+            deadline = time.monotonic() + 90
+            while time.monotonic() < deadline and not any(map(wandb_files.rows, wandb_files.files(tmp_path))):
+                time.sleep(0.1)
+        finally:
+            process.kill()
+    (path,) = wandb_files.files(tmp_path)
+    assert [(row["loss"], row["trainer/global_step"]) for row in wandb_files.rows(path)] == [(0.5, 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
@@ -249,14 +250,18 @@ def _require_not_built_in(kind: str, name: str) -> None:
 # --- travelling to workers
 
 
-def runtime_table() -> RuntimeTable:
+def runtime_table(dumps: Callable[[Any], bytes] = pickle.dumps) -> RuntimeTable:
     """What this process registered, as something that can be pickled, for a launcher to hand to its workers.
+
+    Args:
+        dumps: pickles one registration. A launcher whose workers do not import the script gives one that pickles by
+            value; plain ``pickle`` must be able to read what it returns.
 
     Raises:
         LaunchError: a registration can't be pickled; it is named.
     """
     own = REGISTRY.own
-    return travel.pack([one for one in own.names.values() if not one.of_object], own.objects)
+    return travel.pack([one for one in own.names.values() if not one.of_object], own.objects, dumps)
 
 
 def install_runtime_table(table: RuntimeTable) -> None:

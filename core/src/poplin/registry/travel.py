@@ -21,7 +21,11 @@ class RuntimeTable:
     entries: tuple[tuple[str, bytes], ...] = ()
 
 
-def pack(registrations: Iterable[Registration], objects: Iterable[tuple[Any, Loaded]]) -> RuntimeTable:
+def pack(
+    registrations: Iterable[Registration],
+    objects: Iterable[tuple[Any, Loaded]],
+    dumps: Callable[[Any], bytes] = pickle.dumps,
+) -> RuntimeTable:
     """Pickle each registration by itself.
 
     Raises:
@@ -29,10 +33,10 @@ def pack(registrations: Iterable[Registration], objects: Iterable[tuple[Any, Loa
     """
     entries: list[tuple[str, bytes]] = []
     for one in registrations:
-        entries.append(_pickled(f"{one.kind}/{one.name}", (one.kind, one.name, one.offer, one.description)))
+        entries.append(_pickled(f"{one.kind}/{one.name}", (one.kind, one.name, one.offer, one.description), dumps))
     for plugin, loaded in objects:
         carried = ("module", plugin.__name__) if isinstance(plugin, ModuleType) else ("object", plugin)
-        entries.append(_pickled(loaded.provider.target, carried))
+        entries.append(_pickled(loaded.provider.target, carried, dumps))
     return RuntimeTable(tuple(entries))
 
 
@@ -71,9 +75,9 @@ def unpack(
             ) from error
 
 
-def _pickled(label: str, carried: Any) -> tuple[str, bytes]:
+def _pickled(label: str, carried: Any, dumps: Callable[[Any], bytes]) -> tuple[str, bytes]:
     try:
-        return label, pickle.dumps(carried)
+        return label, dumps(carried)
     except Exception as error:
         raise LaunchError(
             f"The registration {label!r} can't be sent to the workers: {type(error).__name__}: {error}. Register a "

@@ -44,7 +44,10 @@ def make_layer(mode: str, dtype: torch.dtype, like: nn.Linear) -> nn.Linear:
         layer = QuantisedLinear8bit(
             like.in_features, like.out_features, has_fp16_weights=training, threshold=threshold, **arguments
         )
-        weight = layers.Int8Params(like.weight.data.to(dtype), requires_grad=training, has_fp16_weights=training)
+        values = like.weight.data.to(dtype)
+        if not training:
+            values = values.cpu()  # it quantises on the way from there to the device, and on no other
+        weight = layers.Int8Params(values, requires_grad=training, has_fp16_weights=training)
     else:
         kind, _, double = mode.partition("-")
         settings = {"quant_type": kind, "compress_statistics": bool(double)}
@@ -147,13 +150,13 @@ def _refuse_tied(module: nn.Module, full: str, layer: nn.Linear) -> None:
 
 
 class LinearsAsMade:
-    """Context in which each ``nn.Linear`` that a module holds is replaced, and quantised, as soon as it was made.
+    """Context in which each ``nn.Linear`` that is put into another module is replaced, and quantised, there and then.
 
-    The one door for that is a hook that torch calls when a module is put into another one.
+    torch calls a hook when a module is put into another one, and takes what it returns instead.
     """
 
-    def __init__(self, make: Callable[[nn.Linear], nn.Linear], ignored: frozenset[str], device: torch.device) -> None:
-        self._make, self._ignored, self._device = make, ignored, device
+    def __init__(self, make: Callable[[nn.Linear], nn.Linear]) -> None:
+        self._make = make
         self._handle: Any | None = None
 
     def __enter__(self) -> None:
@@ -168,6 +171,6 @@ class LinearsAsMade:
         self._handle = None
 
     def _registered(self, owner: nn.Module, name: str, child: nn.Module | None) -> nn.Module | None:
-        if type(child) is not nn.Linear or name in self._ignored or child.weight.is_meta:
+        if type(child) is not nn.Linear or child.weight.is_meta:
             return None
-        return self._make(child).to(self._device)
+        return self._make(child).to(child.weight.device)

@@ -109,7 +109,8 @@ class BitsandbytesPrecision(Precision):
     def module_init_context(self) -> AbstractContextManager[Any]:
         """Linear layers are quantised as they are made, so that the whole never stands in memory.
 
-        ``int8-training`` and modules named in ``ignore_modules`` are left to :meth:`convert_module`.
+        Not so for ``int8-training``, and where ``ignore_modules`` names some, since a layer that is being made does not
+        know yet where it will stand: :meth:`convert_module` does it then.
         """
         stack = ExitStack()
         return _InitContext(stack, self)
@@ -127,10 +128,8 @@ class _InitContext:
     def __enter__(self) -> None:
         precision = self._precision
         self._stack.enter_context(_DefaultDtype(precision.dtype))
-        device = torch.get_default_device()
-        if precision.mode == "int8-training" or device.type == "meta":
-            return
-        self._stack.enter_context(LinearsAsMade(precision._made, precision.ignore_modules, device))
+        if precision.mode != "int8-training" and not precision.ignore_modules:
+            self._stack.enter_context(LinearsAsMade(precision._made))
 
     def __exit__(self, *exception: Any) -> None:
         self._stack.__exit__(*exception)

@@ -232,7 +232,7 @@ def _packed(ray: Any, call: Any) -> bytes:
 
     pack = ray.cloudpickle.dumps
     try:
-        return bytes(pack((pack(runtime_table()), pack(call))))
+        return bytes(pack((pack(runtime_table(pack)), pack(call))))
     except Exception as error:
         raise LaunchError(
             "What was given to launch(), or was registered at run time, can't be sent to the processes of Ray: "

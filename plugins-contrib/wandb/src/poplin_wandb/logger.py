@@ -25,8 +25,9 @@ _OURS: list[Any] = []
 class WandbLogger(Logger):
     """Logs to one run of Weights & Biases, which global rank 0 makes when the first thing is logged.
 
-    What was logged is in the hands of wandb's own process from then on, which outlives a crash of this one. With
-    ``offline`` its file is whole when the process has ended.
+    wandb's own process writes what was logged to its file every 15 seconds (a setting of wandb's,
+    ``x_transaction_log_flush_interval``), and all of it when this process ends. It can't be asked for more: a process
+    that is killed loses what came after the last write.
 
     What is None is left to wandb: its environment variables (``WANDB_PROJECT``, ``WANDB_MODE``, ...) and its settings.
     A run that exists in this process already is used, and is not finished by us.
