@@ -42,6 +42,14 @@ def test_names_lead_to_strategies(name, kind, has):
     pickle.loads(pickle.dumps(fabric.strategy))
 
 
+@pytest.mark.parametrize("precision", ["16-mixed", "bf16-true"])
+def test_a_fabric_travels_to_workers(precision):
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="fsdp", precision=precision)
+    there = pickle.loads(pickle.dumps(fabric))
+    assert there.precision.scales_loss is (precision == "16-mixed")
+    assert there.precision.state_dict() == fabric.precision.state_dict()
+
+
 def test_one_file_where_it_is_asked_for():
     for strategy in (FSDPStrategy(state_dict_type="full"), ModelParallelStrategy(save_distributed_checkpoint=False)):
         fabric = Fabric(accelerator="cpu", devices=2, strategy=strategy)

@@ -48,9 +48,7 @@ def described(units: int, chosen: int, whole: int) -> tuple[str, str]:
     if 1 + chosen > units:
         reasons.append(f"{1 + chosen - units} more are joined with others, because they share parameters")
     if whole:
-        reasons.append(
-            f"{whole} parameter(s) are left alone: they can't be sharded, are ignored, or were set up before"
-        )
+        reasons.append(f"{whole} parameter(s) are left alone: they can't be sharded, or are ignored, or set up before")
     return f"{units} unit(s)", "; ".join(reasons)
 
 

@@ -89,6 +89,14 @@ class Scaling:
         self._update()
         return dict(self.scaler.state_dict())
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What can travel to another process: not what was met in the optimizers of this one."""
+        self._update()  # torch's scaler can't be pickled in between
+        return {"scaler": self.scaler}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["scaler"])  # type: ignore[misc]
+
     def _update(self) -> None:
         if self._stepped:
             self.scaler.update()
