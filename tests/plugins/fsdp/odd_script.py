@@ -176,6 +176,13 @@ with fabric_with(units(Inner)) as fabric:
     wrapped.unmarked(DATA[0]).backward()
     out["copies"] = [error_of(lambda f=f: f(wrapped))["class"] for f in (copy.deepcopy, pickle.dumps)]
 
+    # the raw module again
+    again = fabric.setup(model)
+    out["the raw module again"] = [
+        again._forward_module is wrapped._forward_module,
+        torch.equal(again(DATA[0]), wrapped(DATA[0])),
+    ]
+
     # two models, one in the other
     inner = fabric.setup(Inner())
     outer = fabric.setup(Two(inner))

@@ -43,6 +43,7 @@ def test_it_trains_as_one_process_does(ranks):
         ("names of a compiled part", NAMES),
         ("its class", [True, True]),
         ("copies", ["UsageError", "UsageError"]),
+        ("the raw module again", [True, True]),
         ("unsynchronised", [True] * 4),
         ("synchronised", [True] * 4),
         ("still off", [False]),

@@ -144,8 +144,8 @@ class ModelParallelStrategy(ShardedStrategy):
         Raises:
             SelectionError: nothing says how.
         """
-        if next(module.parameters(), None) is None:
-            return module.to(self.root_device)
+        if (ready := self._ready(module)) is not None:
+            return ready
         plan = None if self.parallelize_fn is not None else self._plan_for(module)
         return self.run_engine(f"setup of {type(module).__name__}", self._parallelise, module, plan)
 

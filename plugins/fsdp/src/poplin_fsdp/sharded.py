@@ -89,6 +89,12 @@ class ShardedStrategy(MeshStrategy):
             )
         return optimizer
 
+    def _ready(self, module: nn.Module) -> nn.Module | None:
+        """What runs ``module``, if there is nothing to shard: it has no parameters, or was set up before."""
+        if next(module.parameters(), None) is None:
+            return module.to(self.root_device)
+        return next((root for root in self._roots if root.module is module), None)
+
     def _start(self, module: nn.Module) -> Before:
         """What comes before anything is sharded: all ranks start from rank 0's values; a collective.
 

@@ -145,8 +145,8 @@ class FSDPStrategy(ShardedStrategy):
 
     def setup_module(self, module: nn.Module) -> nn.Module:
         """Shard ``module`` in place; one without parameters is returned as it is, on the device."""
-        if next(module.parameters(), None) is None:
-            return module.to(self.root_device)
+        if (ready := self._ready(module)) is not None:
+            return ready
         return self.run_engine(f"setup of {type(module).__name__}", self._shard, module)
 
     def _shard(self, module: nn.Module) -> nn.Module:
