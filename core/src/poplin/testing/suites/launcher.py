@@ -200,7 +200,8 @@ class LauncherCompliance(Common):
         try:
             code = program.end(self.limit * len(names))  # the cases that share a program, one after the other
         except AssertionError as error:
-            left, code = str(error), program.process.poll() or 1
+            ended = program.process.poll()
+            left, code = str(error), 1 if ended is None else ended
         return [_collect(folder / name, code, program.output, left) for name in names]
 
 
