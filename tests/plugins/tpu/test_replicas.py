@@ -60,6 +60,10 @@ def test_training_equals_one_process_with_the_batches_of_both(replicas, case):
     assert apart == loaded == on_cpu == 0
 
 
+def test_a_step_left_out_after_clipping_does_not_cost_the_next_its_average(replicas):
+    assert replicas["left out"] == [3, 3]  # twice the mean of 1 and 2
+
+
 def test_the_failing_rank_is_the_one_to_see(replicas):
     told, notes = replicas["error"]
     assert told == "ValueError: of rank 1"

@@ -160,6 +160,13 @@ def test_pjrt_device_is_heeded(here, bus, monkeypatch, device, asked):
     assert ("is told to use another device (PJRT_DEVICE=CPU)" in reason) is not asked
 
 
+def test_torch_xla_is_asked_without_a_chip_on_the_bus_where_the_user_says_so(here, bus, monkeypatch):
+    here("torch_xla", modules={"runtime.py": "raise RuntimeError('asked')"})
+    assert "asked" not in runtime.torch_xla_on_tpu().reason
+    monkeypatch.setenv("PJRT_DEVICE", "TPU")
+    assert "asked" in runtime.torch_xla_on_tpu().reason
+
+
 def test_torch_tpu_that_can_have_no_device_says_why(here, bus, monkeypatch):
     here("torch_tpu", version="0.2.0", modules=FORBIDDEN)
     assert "torch_tpu 0.2.0 is installed, and no TPU chip is on the PCI bus" in runtime.choose().reason

@@ -34,7 +34,7 @@ def report(program, folder, **variables):
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory):
-    return report("single.py", tmp_path_factory.mktemp("single"))
+    return report("single.py", tmp_path_factory.mktemp("single"), CPU_NUM_DEVICES="2")
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,17 @@ def test_data_seeds_frozen_modules_and_init_module(single):
     assert single["frozen"] == single["init_module"] == "xla:0"
 
 
+def test_folders_and_saving_in_the_background_have_the_values_of_the_device(single):
+    assert single["sharded"] == single["later"] == single["later, a file"] == 0
+
+
+def test_a_second_device_compile_the_position_in_data_and_optimizers_of_before(single):
+    assert single["second device"] == ["xla:1", "xla:1"]
+    assert single["compiled"] == "xla:0"
+    assert single["position"] == [4, True]
+    assert single["of before"] == [["xla:0"], True]
+
+
 def test_the_trace_says_which_runtime_and_strategy(single):
     assert "torch_xla 2.9.0, PJRT_DEVICE=CPU" in single["explain"]
     assert "single_xla" in single["explain"]
@@ -82,7 +93,7 @@ def test_the_trace_says_which_runtime_and_strategy(single):
 
 def test_what_is_refused(single):
     assert "use 'bf16-mixed'" in single["16-mixed"]
-    assert "has 1 device(s) here" in single["two"]
+    assert "has 2 device(s) here" in single["three"]
     assert "runs on torch_xla's devices" in single["on the CPU"]
 
 

@@ -193,7 +193,8 @@ def _copied(checkpoint: dict[str, Any], buffers: dict[tuple[Any, ...], Tensor]) 
     def copy(tensor: Tensor) -> Tensor:
         if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.is_quantized:
             return tensor.detach().to(device="cpu", copy=True)
-        view = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_conj())
+        address = tensor.data_ptr() or id(tensor)  # a device that gives no addresses says 0 of each
+        view = (tensor.device, address, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_conj())
         if tensor.numel() and view in copies:
             return copies[view]
         key = (names.get(id(tensor)), tuple(tensor.shape), tensor.dtype)

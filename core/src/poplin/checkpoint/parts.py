@@ -93,7 +93,7 @@ def view_key(tensor: Tensor) -> tuple[Any, ...] | None:
         sharded: Any = tensor
         local = sharded.to_local()
         layout = (tuple(tensor.shape), id(sharded.device_mesh), tuple(sharded.placements))
-    if not local.numel():
+    if not local.numel() or not local.data_ptr():  # a device that gives no addresses says 0 of each
         return None
     flags = (local.is_conj(), local.is_neg())
     return (local.device, local.data_ptr(), tuple(local.shape), local.stride(), local.dtype, *flags, *layout)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from poplin.errors import ArgumentValueError, CheckpointMismatchError, UsageError
+from poplin.errors import ArgumentValueError, CheckpointMismatchError, NonFiniteGradientsError, UsageError
 from poplin.strategies import Memory, memory_of
 from poplin.wrappers import MethodDispatch
 from poplin_tpu import collectives, runtime
@@ -183,6 +183,11 @@ class XLAFSDPStrategy(XLAStrategy):
             return super().clip_gradients_norm(module, optimizer, max_norm, norm_type, error_if_nonfinite)
         engine: Any = module
         norm: Tensor = engine.clip_grad_norm_(max_norm, norm_type=float(norm_type))
+        if error_if_nonfinite and not torch.isfinite(norm):
+            raise NonFiniteGradientsError(
+                f"The total norm of the gradients is {norm.item()}, and they can't be clipped by it. Look for what "
+                "makes them so, or write error_if_nonfinite=False, look at the norm that is returned, and leave the step out."
+            )
         return norm
 
     # --- states: whole values under the user's names

@@ -112,7 +112,10 @@ def torch_xla() -> Answer:
 
 
 def torch_xla_on_tpu() -> Answer:
-    """Whether torch_xla has a TPU. It is asked, in another process, only where there is one on the bus."""
+    """Whether torch_xla has a TPU.
+
+    It is asked, in another process, only where there is one on the bus, or the user says so (PJRT_DEVICE=TPU).
+    """
     package = torch_xla()
     if not package.usable:
         return package
@@ -120,7 +123,7 @@ def torch_xla_on_tpu() -> Answer:
     if wanted and wanted != "TPU":
         return Answer(False, f"{package.reason} is told to use another device (PJRT_DEVICE={wanted})")
     found, why = chips()
-    if not found:
+    if not found and not wanted:
         return Answer(False, f"{package.reason} is installed, and {why}")
     return _probe(package.reason, os.getpid())
 

@@ -141,7 +141,9 @@ class _FirstDimension:
         """The sharding of ``tensor``, or None where it can't be split evenly."""
         if not tensor.dim() or tensor.shape[0] % self.mesh.mesh_shape[0]:
             return None
-        return self._make(self.mesh, (AXIS, *(None for _ in tensor.shape[1:]))).xla_spec(tensor)
+        whole = len(self.mesh.mesh_shape) > 1 and not tensor.shape[0] % int(self.mesh.size())
+        first = tuple(self.mesh.axis_names) if whole else AXIS  # over copies of the model too
+        return self._make(self.mesh, (first, *(None for _ in tensor.shape[1:]))).xla_spec(tensor)
 
 
 class _WithDevices:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from poplin.errors import NotLaunchedError, SelectionError
+from poplin.errors import CollectiveError, NotLaunchedError, SelectionError
 from poplin.strategies import ParallelStrategy, SingleDeviceStrategy, Strategy
 from poplin_tpu import collectives, runtime
 from poplin_tpu.environment import XLAEnvironment
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from poplin.selection import Selection
 
 T = TypeVar("T")
+#: Gradients, each with how often it has been written to.
+_Gradients = list[tuple[int, int]]
 
 
 class TorchXLA(Strategy):
@@ -86,14 +88,15 @@ class SingleDeviceXLAStrategy(TorchXLA, SingleDeviceStrategy):
     """One process on one device of torch_xla's.
 
     Args:
-        device: not needed: the runtime knows it.
+        device: the device, or None for the one that ``devices`` selects.
         accelerator, checkpoint_io, precision: as for every strategy.
     """
 
     @property
     def root_device(self) -> torch.device:
-        """This process's device, by the runtime."""
-        device: torch.device = runtime.xla().device()
+        """The device that was selected, or else this process's own, by the runtime."""
+        index = self.parallel_devices[0].index if self.parallel_devices else None
+        device: torch.device = runtime.xla().device(index)
         return device
 
 
@@ -127,8 +130,8 @@ class XLAStrategy(TorchXLA, ParallelStrategy):
             precision=precision,
         )
         self.sync_module_states = sync_module_states
-        #: Optimizers whose gradients have been averaged since their last step, because they were clipped.
-        self._averaged: set[int] = set()
+        #: The gradients of optimizers as they were when they had been averaged and clipped.
+        self._averaged: dict[int, _Gradients] = {}
         self._launched = False
 
     # --- place in the run, by the runtime
@@ -196,30 +199,29 @@ class XLAStrategy(TorchXLA, ParallelStrategy):
 
             def averaging() -> Any:
                 loss = closure()
-                self._averaged.discard(id(optimizer))
                 self._average(optimizer)
                 return loss
 
             kwargs["closure"] = averaging
-        try:
-            return super().optimizer_step(optimizer, model, **kwargs)
-        finally:
-            self._averaged.discard(id(optimizer))
+        return super().optimizer_step(optimizer, model, **kwargs)
 
     def clip_gradients_norm(self, module: nn.Module | None, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Tensor:
         """Average the gradients over ranks, then clip."""
         self._average(optimizer)
-        return super().clip_gradients_norm(module, optimizer, *args, **kwargs)
+        norm = super().clip_gradients_norm(module, optimizer, *args, **kwargs)
+        self._averaged[id(optimizer)] = _gradients_of(optimizer)
+        return norm
 
     def clip_gradients_value(self, module: nn.Module | None, optimizer: Optimizer, clip_val: float) -> None:
         """Average the gradients over ranks, then clip."""
         self._average(optimizer)
         super().clip_gradients_value(module, optimizer, clip_val)
+        self._averaged[id(optimizer)] = _gradients_of(optimizer)
 
     def _average(self, optimizer: Optimizer) -> None:
-        if id(optimizer) not in self._averaged:
+        """Average, unless these very gradients have been: doing it again would change nothing, and cost a collective."""
+        if self._averaged.pop(id(optimizer), None) != _gradients_of(optimizer):
             runtime.xla("core.xla_model").reduce_gradients(optimizer)
-            self._averaged.add(id(optimizer))
 
     # --- collectives
 
@@ -251,7 +253,7 @@ class XLAStrategy(TorchXLA, ParallelStrategy):
         if not leads:
             failed = collectives.decide(False, all=False)
         if failed:
-            raise NotLaunchedError(
+            raise CollectiveError(
                 "The rank that goes first has failed in rank_zero_first(): its error is the one to see."
             )
         try:
@@ -269,3 +271,8 @@ class XLAStrategy(TorchXLA, ParallelStrategy):
     def _check_group(self, group: Any) -> None:
         if group is not None:
             raise SelectionError(f"{type(self).__name__} has no process groups of torch's: leave group= out.")
+
+
+def _gradients_of(optimizer: Optimizer) -> _Gradients:
+    gradients = (parameter.grad for group in optimizer.param_groups for parameter in group["params"])
+    return [(id(gradient), gradient._version) for gradient in gradients if gradient is not None]

@@ -102,8 +102,24 @@ def trainings(fabric, folder):
     return done
 
 
+def left_out(fabric):
+    """A step that is left out after clipping: the next gradients are averaged all the same."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    start = model.weight.item()
+    for steps in (False, True):
+        fabric.backward(model(torch.ones(1, 1)).sum() * (fabric.global_rank + 1.0))
+        fabric.clip_gradients(model, optimizer, max_norm=100.0)
+        if steps:
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    fabric.backward(model(torch.ones(1, 1)).sum() * (fabric.global_rank + 1.0))
+    optimizer.step()
+    return fabric.all_gather(start - model.weight.detach()).flatten().tolist()
+
+
 def everything(fabric, folder):
-    return collectives(fabric, folder), trainings(fabric, folder)
+    return collectives(fabric, folder), trainings(fabric, folder), left_out(fabric)
 
 
 def fails(fabric):
@@ -116,7 +132,7 @@ if __name__ == "__main__":
     folder, results = sys.argv[1], {}
     fabric = Fabric(accelerator="xla")
     results["explain"] = fabric.explain()
-    results["ranks"], done = fabric.launch(everything, folder)
+    results["ranks"], done, results["left out"] = fabric.launch(everything, folder)
     fabric.close()
     for name, (state, apart, loaded) in done.items():
         with Fabric(accelerator="cpu", devices=1) as fabric:  # the batches of both replicas at once

@@ -70,6 +70,49 @@ with Fabric(accelerator="xla", devices=1) as fabric:
         results["init_module"] = str(next(Net().parameters()).device)
 
 
+# what two processes have and one device too: other formats, a copy for later, a second device
+with Fabric(accelerator="xla", devices=[1], plugins="sharded") as fabric:
+    results["second device"] = [str(fabric.device)]
+    model, optimizer = set_up(fabric)
+    train(fabric, model, optimizer)
+    results["second device"].append(str(model.first.weight.device))
+    before = values(model.state_dict())
+    fabric.save(f"{folder}/sharded", {"model": model, "optimizer": optimizer})
+    saving = fabric.save_async(f"{folder}/later", {"model": model, "optimizer": optimizer})
+    train(fabric, model, optimizer)
+    saving.wait()
+for name in ("sharded", "later"):
+    with Fabric(accelerator="cpu", devices=1) as fabric:
+        model, optimizer = set_up(fabric)
+        fabric.load(f"{folder}/{name}", {"model": model, "optimizer": optimizer})
+        results[name] = distance(values(model.state_dict()), before)
+with Fabric(accelerator="xla", devices=1) as fabric:
+    model, optimizer = set_up(fabric)
+    train(fabric, model, optimizer)
+    saving = fabric.save_async(f"{folder}/file.ckpt", {"model": model, "optimizer": optimizer})
+    saving.wait()
+    results["later, a file"] = distance(values(torch.load(f"{folder}/file.ckpt")["model"]), values(model.state_dict()))
+    data = fabric.setup_dataloaders(loader())
+    batches = iter(data)
+    next(batches)
+    position = data.state_dict()
+    rest = [batch[0].sum().item() for batch in batches]
+    data = fabric.setup_dataloaders(loader())
+    data.load_state_dict(position)
+    results["position"] = [len(rest), [batch[0].sum().item() for batch in data] == rest]
+    compiled = fabric.setup(torch.compile(Plain(), backend="openxla"))
+    results["compiled"] = str(compiled(torch.zeros(2, 8, device=fabric.device)).device)
+    # an optimizer of before, with states
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    start = values(model.state_dict())
+    train(fabric, *fabric.setup(model, optimizer))
+    devices = {str(state["exp_avg"].device) for state in optimizer.state.values()}
+    results["of before"] = [sorted(devices), distance(values(model.state_dict()), start) > 0]
+
+
 # refusals and redirects
 def refusal(**options):
     try:
@@ -80,7 +123,7 @@ def refusal(**options):
 
 
 results["16-mixed"] = refusal(accelerator="xla", devices=1, precision="16-mixed")
-results["two"] = refusal(accelerator="xla", devices=2)
+results["three"] = refusal(accelerator="xla", devices=3)
 results["on the CPU"] = refusal(accelerator="cpu", devices=1, strategy="single_xla")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
