@@ -219,7 +219,7 @@ class XLAStrategy(TorchXLA, ParallelStrategy):
         self._averaged[id(optimizer)] = _gradients_of(optimizer)
 
     def _average(self, optimizer: Optimizer) -> None:
-        """Average, unless these very gradients have been: doing it again would change nothing, and cost a collective."""
+        """Average, unless these very gradients have been: again would change nothing, and cost a collective."""
         if self._averaged.pop(id(optimizer), None) != _gradients_of(optimizer):
             runtime.xla("core.xla_model").reduce_gradients(optimizer)
 
