@@ -186,8 +186,8 @@ class XLAFSDPStrategy(XLAStrategy):
         if error_if_nonfinite and not torch.isfinite(norm):
             raise NonFiniteGradientsError(
                 f"The total norm of the gradients is {norm.item()}, and they can't be clipped by it. Look for what "
-                "makes them so, or write error_if_nonfinite=False, look at the norm that is returned, and leave the step "
-                "out."
+                "makes them so, or write error_if_nonfinite=False, look at the norm that is returned, and leave the "
+                "step out."
             )
         return norm
 
