@@ -10,7 +10,7 @@ from poplin.testing.processes import Program
 PROGRAM = Path(__file__).parent / "programs" / "variables.py"
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("ddp_spawn", marks=pytest.mark.slow)])
 def test_every_rank_finds_it_and_nobody_afterwards(strategy):
     with Program(PROGRAM, [strategy]) as program:
         assert program.end(timeout=120) == 0, program.output

@@ -242,6 +242,7 @@ def test_processes_of_torch_tpu_find_its_variables(two_runtimes):
     assert "`poplin run --accelerator=tpu`" in choices["unprepared"]
 
 
+@pytest.mark.slow
 def test_the_command_line_gives_them_to_each_process(two_runtimes, tmp_path):
     _, start = two_runtimes
     script = tmp_path / "script.py"
@@ -260,6 +261,7 @@ def test_doctor_and_explain_say_that_torch_itself_imports_it(two_runtimes):
     assert line in start("-m", "poplin", "doctor").stdout
 
 
+@pytest.mark.slow
 def test_the_program_without_autoload_has_no_tpu(two_runtimes, tmp_path):
     _, start = two_runtimes
     script = tmp_path / "script.py"
