@@ -141,7 +141,6 @@ def test_accumulated_gradients_equal_those_of_the_whole_batch():
 
 
 def test_fsdp_on_one_device():
-    pytest.importorskip("poplin_fsdp", reason="there is no package poplin-fsdp here yet")
     data = batches(8)
     expected = raw_losses("32-true", data)
     fabric = fabric_of("32-true", strategy="fsdp")
