@@ -77,6 +77,8 @@ def test_folders_and_saving_in_the_background_have_the_values_of_the_device(sing
 
 def test_a_second_device_compile_the_position_in_data_and_optimizers_of_before(single):
     assert single["second device"] == ["xla:1", "xla:1"]
+    assert single["seeded there"] is True
+    assert single["first again"] == "xla:0"
     assert single["compiled"] == "xla:0"
     assert single["position"] == [4, True]
     assert single["of before"] == [["xla:0"], True]

@@ -32,6 +32,8 @@ class _Backend:
 class TorchXLADevices(Accelerator):
     """What torch_xla's devices have in common: a process has one of them, and the runtime knows how many there are."""
 
+    _is_another_current = False
+
     @classmethod
     def parse_devices(cls, devices: int | str | list[int]) -> list[int]:
         """One device, or all of them: torch_xla starts processes for nothing in between.
@@ -60,9 +62,20 @@ class TorchXLADevices(Accelerator):
         return int(runtime.xla("_internal.tpu").num_available_devices())
 
     def setup_device(self, device: torch.device) -> None:
-        """Nothing under torch_xla: a process has one device, and that is current."""
+        """Under torch_xla a process has one device, which is current, unless another was asked for."""
         if device.type != runtime.TORCH_XLA:
             super().setup_device(device)
+        elif device.index:
+            self._make_current(device)
+
+    def teardown(self) -> None:
+        """Make torch_xla's first device current again, if another was."""
+        if self._is_another_current:
+            self._make_current(torch.device(runtime.TORCH_XLA, 0))
+
+    def _make_current(self, device: torch.device) -> None:
+        runtime.xla()._XLAC._xla_set_default_device(str(device))
+        self._is_another_current = bool(device.index)
 
     def seed(self, seed: int) -> None:
         if self.device_type != runtime.TORCH_XLA:
@@ -73,12 +86,13 @@ class TorchXLADevices(Accelerator):
     def rng_state(self) -> torch.Tensor | None:
         if self.device_type != runtime.TORCH_XLA:
             return super().rng_state()
-        return torch.tensor(runtime.xla("core.xla_model").get_rng_state())
+        state = int(runtime.xla("core.xla_model").get_rng_state())  # an unsigned number of 64 bits
+        return torch.frombuffer(bytearray(state.to_bytes(8, "little")), dtype=torch.uint8)
 
     def set_rng_state(self, state: torch.Tensor) -> None:
         if self.device_type != runtime.TORCH_XLA:
             return super().set_rng_state(state)
-        runtime.xla("core.xla_model").set_rng_state(int(state.item()))
+        runtime.xla("core.xla_model").set_rng_state(int.from_bytes(bytes(state.tolist()), "little"))
         return None
 
     def synchronize(self) -> None:
@@ -94,7 +108,10 @@ class TorchXLADevices(Accelerator):
     def memory(self) -> dict[str, int]:
         if self.device_type != runtime.TORCH_XLA:
             return super().memory()
-        info = runtime.xla("core.xla_model").get_memory_info()
+        try:
+            info = runtime.xla("core.xla_model").get_memory_info()
+        except RuntimeError:  # not every device tells, the CPU for one
+            return {}
         known = {"allocated": "bytes_used", "peak": "peak_bytes_used"}
         return {ours: int(info[its]) for ours, its in known.items() if its in info}
 

@@ -4,7 +4,7 @@ import sys
 import warnings
 
 import torch
-import torch_xla  # noqa: F401  (before any backward pass: torch counts the device types once)
+import torch_xla  # (before any backward pass: torch counts the device types once)
 from common import Net, Plain, distance, loader, report, set_up, train, values
 
 from poplin import Fabric
@@ -76,6 +76,10 @@ with Fabric(accelerator="xla", devices=[1], plugins="sharded") as fabric:
     model, optimizer = set_up(fabric)
     train(fabric, model, optimizer)
     results["second device"].append(str(model.first.weight.device))
+    fabric.seed_everything(3, verbose=False)
+    first = torch.randn(4, device=fabric.device).cpu()
+    fabric.seed_everything(3, verbose=False)
+    results["seeded there"] = torch.equal(first, torch.randn(4, device=fabric.device).cpu())
     before = values(model.state_dict())
     fabric.save(f"{folder}/sharded", {"model": model, "optimizer": optimizer})
     saving = fabric.save_async(f"{folder}/later", {"model": model, "optimizer": optimizer})
@@ -87,6 +91,7 @@ for name in ("sharded", "later"):
         fabric.load(f"{folder}/{name}", {"model": model, "optimizer": optimizer})
         results[name] = distance(values(model.state_dict()), before)
 with Fabric(accelerator="xla", devices=1) as fabric:
+    results["first again"] = str(torch_xla.device())
     model, optimizer = set_up(fabric)
     train(fabric, model, optimizer)
     saving = fabric.save_async(f"{folder}/file.ckpt", {"model": model, "optimizer": optimizer})
