@@ -1,8 +1,8 @@
-"""The accelerator against the public compliance suite, on the real torch_xla's CPU device."""
+"""The accelerator and the strategy for one device against the public compliance suites, on the real torch_xla."""
 
 import pytest
 
-from poplin.testing import AcceleratorCompliance
+from poplin.testing import AcceleratorCompliance, StrategyCompliance
 
 pytestmark = [pytest.mark.xla, pytest.mark.timeout(600)]
 
@@ -16,4 +16,11 @@ def on_the_cpu():
 
 class TestXLA(AcceleratorCompliance):
     name = "xla"
+    limit = 200
+
+
+class TestSingle(StrategyCompliance):
+    name = "single_xla"
+    accelerator = "xla"
+    world_size = 1
     limit = 200

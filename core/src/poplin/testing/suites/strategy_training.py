@@ -152,7 +152,7 @@ class Training(StrategyBase):
         fabric = self.fabric(case)
         if fabric.strategy.mutates_module:
             case.not_claimed("mutates_module = True")
-        module = seeded(self.model)
+        module = fabric.to_device(seeded(self.model))  # for some devices torch itself makes new parameters
         kind, parameters = type(module), dict(module.named_parameters())
         fabric.setup(module)
         case.expect(type(module) is kind, f"a {kind.__name__} still", type(module).__name__)
