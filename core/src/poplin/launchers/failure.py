@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +23,8 @@ _OWN_COLLECTIVES = tuple(
     f"/poplin/strategies/{name}.py"
     for name in ("communicator", "collectives", "broadcasting", "reductions", "first", "handles", "process_group")
 )
+#: Where the core's own modules are; a user's folder may be called poplin too.
+_OWN_FOLDER = Path(__file__).parents[1].as_posix() + "/"
 #: How much is shown of where a rank sits.
 _STACK_ENTRIES = 8
 
@@ -169,7 +172,7 @@ def _is_distributed(filename: str) -> bool:
 
 def _is_library(filename: str) -> bool:
     path = filename.replace("\\", "/")
-    parts = ("/site-packages/", "/lib/python", "/poplin/", "/src/poplin_")  # the last two where installed editable
+    parts = ("/site-packages/", "/lib/python", _OWN_FOLDER, "/src/poplin_")  # the last two where installed editable
     return path.startswith("<") or any(part in path for part in parts)
 
 
