@@ -108,8 +108,12 @@ class Program:
         """Send a signal to the program, or to its whole process group."""
         (os.killpg if group else os.kill)(self.process.pid, signum)
 
-    def end(self, timeout: float = 20) -> int:
+    def end(self, timeout: float = 20, patience: float = 10) -> int:
         """Wait for its end, and return its exit code (negative for a signal).
+
+        Args:
+            timeout: seconds until it must have ended.
+            patience: seconds that the processes which it has started may live on after that.
 
         Raises:
             AssertionError: it doesn't end in time, or leaves processes.
@@ -118,7 +122,7 @@ class Program:
             code = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the program does not end within {timeout:g} s:\n{self.output}") from None
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + patience
         while (left := self.left()) and time.monotonic() < deadline:
             time.sleep(0.05)
         if left:

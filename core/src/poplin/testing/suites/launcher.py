@@ -53,6 +53,8 @@ class LauncherCompliance(Common):
 
     kind = "launchers"
     limit = 120
+    #: Seconds that helpers of the launcher's (daemons of a cluster, say) may live on after the launching process.
+    patience: float = 10
 
     _cases: ClassVar[dict[str, _Told]] = {}
 
@@ -198,7 +200,8 @@ class LauncherCompliance(Common):
     def _ended(self, program: Program, names: tuple[str, ...], folder: Path) -> list[_Told]:
         left, code = "", 0
         try:
-            code = program.end(self.limit * len(names))  # the cases that share a program, one after the other
+            # the cases that share a program run one after the other
+            code = program.end(self.limit * len(names), self.patience)
         except AssertionError as error:
             ended = program.process.poll()
             left, code = str(error), 1 if ended is None else ended
