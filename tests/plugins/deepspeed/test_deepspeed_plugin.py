@@ -15,7 +15,7 @@ from poplin.accelerators import CPUAccelerator
 from poplin.errors import ContradictionError, LaunchError, SelectionError
 from poplin.precision import Precision
 from poplin.selection.trace import Trace
-from poplin_deepspeed import extensions, library, plugin
+from poplin_deepspeed import extensions, installation, plugin
 from poplin_deepspeed.errors import BuildError, DeepSpeedMissingError, EngineLimitError
 from poplin_deepspeed.precision import DeepSpeedPrecision
 from poplin_deepspeed.strategy import DeepSpeedStrategy
@@ -29,16 +29,16 @@ def installed(monkeypatch):
     """As if this version of DeepSpeed were installed."""
 
     def pretend(version):
-        real = library.metadata.version
+        real = installation.metadata.version
 
         def asked(name):
             if name != "deepspeed":
                 return real(name)
             if version is None:
-                raise library.metadata.PackageNotFoundError(name)
+                raise installation.metadata.PackageNotFoundError(name)
             return version
 
-        monkeypatch.setattr(library.metadata, "version", asked)
+        monkeypatch.setattr(installation.metadata, "version", asked)
 
     pretend("0.19.8")
     return pretend
@@ -59,7 +59,7 @@ def test_the_metadata_and_the_hooks_agree():
     assert set(points["poplin.strategies"]) == set(plugin.poplin_strategies())
     assert set(points["poplin.checkpoint_ios"]) == {"auto", *plugin.poplin_checkpoint_ios()}
     needed = next(one for one in PROJECT["dependencies"] if one.startswith("deepspeed"))
-    assert needed == f"deepspeed>={library.OLDEST}"
+    assert needed == f"deepspeed>={installation.OLDEST}"
 
 
 def test_each_name_makes_its_strategy():
@@ -120,9 +120,9 @@ def test_a_broken_installation_is_told_with_its_cause(installed, monkeypatch):
         raise ImportError("undefined symbol: _ZN3c10")
 
     before = dict(os.environ)
-    monkeypatch.setattr(library.importlib, "import_module", broken)
+    monkeypatch.setattr(installation.importlib, "import_module", broken)
     with pytest.raises(DeepSpeedMissingError, match="can't be imported.*undefined symbol") as caught:
-        library.load("cpu")
+        installation.load("cpu")
     assert isinstance(caught.value.__cause__, ImportError)
     assert dict(os.environ) == before
 

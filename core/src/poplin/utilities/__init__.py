@@ -38,7 +38,7 @@ __getattr__, __dir__ = lazy_face(
         "disable_possible_user_warnings": "poplin.utilities.warnings:disable_possible_user_warnings",
         "get_available_flops": "poplin.utilities.throughput:get_available_flops",
         "has_iterable_dataset": "poplin.utilities.data:has_iterable_dataset",
-        "import_library": "poplin.utilities.library:import_library",
+        "import_library": "poplin.utilities.optional_imports:import_library",
         "is_shared_filesystem": "poplin.utilities.filesystem:is_shared_filesystem",
         "measure_flops": "poplin.utilities.throughput:measure_flops",
         "move_data_to_device": "poplin.utilities.apply_func:move_data_to_device",

@@ -15,7 +15,7 @@ from poplin.utilities.data import DistributedSamplerWrapper as DistributedSample
 from poplin.utilities.data import has_iterable_dataset as has_iterable_dataset
 from poplin.utilities.data import suggested_max_num_workers as suggested_max_num_workers
 from poplin.utilities.filesystem import is_shared_filesystem as is_shared_filesystem
-from poplin.utilities.library import import_library as import_library
+from poplin.utilities.optional_imports import import_library as import_library
 from poplin.utilities.spike import SpikeDetection as SpikeDetection
 from poplin.utilities.throughput import Throughput as Throughput
 from poplin.utilities.throughput import ThroughputMonitor as ThroughputMonitor

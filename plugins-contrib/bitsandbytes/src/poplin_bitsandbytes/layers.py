@@ -16,7 +16,7 @@ MODES = ("nf4", "nf4-dq", "fp4", "fp4-dq", "int8", "int8-training")
 _NEEDED_BY = "The precisions of poplin-bitsandbytes (nf4, fp4, int8, ...)"
 
 
-def library() -> Any:
+def bitsandbytes() -> Any:
     """Bitsandbytes.
 
     Raises:
@@ -33,7 +33,7 @@ def make_layer(mode: str, dtype: torch.dtype, like: nn.Linear) -> nn.Linear:
         dtype: in which it computes.
         like: the layer that it replaces.
     """
-    layers = library().nn
+    layers = bitsandbytes().nn
     from poplin_bitsandbytes.quantised import QuantisedLinear4bit, QuantisedLinear8bit
 
     arguments: dict[str, Any] = {"bias": like.bias is not None, "device": "meta"}
@@ -66,7 +66,7 @@ def make_layer(mode: str, dtype: torch.dtype, like: nn.Linear) -> nn.Linear:
 
 def is_quantised(module: nn.Module) -> bool:
     """Whether it is a layer of bitsandbytes'."""
-    layers = library().nn
+    layers = bitsandbytes().nn
     return isinstance(module, (layers.Linear8bitLt, layers.Linear4bit))
 
 
@@ -76,7 +76,7 @@ def check_layer(name: str, layer: nn.Module) -> None:
     Raises:
         ArgumentValueError: somebody gave it an ordinary one after it was made.
     """
-    layers = library().nn
+    layers = bitsandbytes().nn
     if not isinstance(layer.weight, (layers.Params4bit, layers.Int8Params)):
         raise ArgumentValueError(
             f"The weight of the quantised layer {name!r} was replaced after it was made (tied to another one, say), "

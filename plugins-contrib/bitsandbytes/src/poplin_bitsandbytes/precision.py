@@ -15,9 +15,9 @@ from poplin.utilities import apply_to_tensors
 from poplin_bitsandbytes.layers import (
     MODES,
     LinearsAsMade,
+    bitsandbytes,
     check_layer,
     is_quantised,
-    library,
     make_layer,
     replace_linears,
 )
@@ -61,7 +61,7 @@ class BitsandbytesPrecision(Precision):
             )
         if isinstance(ignore_modules, str):
             raise ArgumentTypeError(f"ignore_modules is a set of names: give {{{ignore_modules!r}}}.")
-        library()  # now, and not when the model is set up
+        bitsandbytes()  # now, and not when the model is set up
         self.precision = mode
         self.mode = mode
         self.dtype = dtype or torch.bfloat16

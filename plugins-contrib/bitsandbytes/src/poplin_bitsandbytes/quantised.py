@@ -1,6 +1,6 @@
 """bitsandbytes' layers, with what they lack: 4-bit state dicts that load, and inputs of any number of dimensions.
 
-Imports bitsandbytes; whoever imports this has called :func:`poplin_bitsandbytes.layers.library` before.
+Imports bitsandbytes; whoever imports this has called :func:`poplin_bitsandbytes.layers.bitsandbytes` before.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Float8Precision(TorchaoPrecision):
         super().__init__(ignore_modules, dtype)
         if isinstance(recipe, str) and recipe not in RECIPES:
             raise ArgumentValueError(f"recipe={recipe!r}: torchao has {', '.join(RECIPES)}.")
-        self.library("torchao.float8")  # now, and not when the model is set up
+        self.imported("torchao.float8")  # now, and not when the model is set up
         self.recipe = recipe
         self.emulate = emulate
 
@@ -69,7 +69,7 @@ class Float8Precision(TorchaoPrecision):
             ArgumentValueError: there is none that can be replaced.
         """
         module = self.prepared(module)
-        float8 = self.library("torchao.float8")
+        float8 = self.imported("torchao.float8")
         config = (
             float8.Float8LinearConfig.from_recipe_name(self.recipe) if isinstance(self.recipe, str) else self.recipe
         )

@@ -65,4 +65,4 @@ class Int8Precision(TorchaoPrecision):
         return module
 
     def _training(self) -> Any:
-        return self.library("torchao.prototype.quantized_training")
+        return self.imported("torchao.prototype.quantized_training")

@@ -40,7 +40,7 @@ class TorchaoPrecision(Precision):
         self.dtype = dtype
         self.ignore_modules = frozenset(ignore_modules or ())
 
-    def library(self, module: str) -> Any:
+    def imported(self, module: str) -> Any:
         """A module of torchao."""
         return import_library(module, f"The precision {self.precision!r}")
 

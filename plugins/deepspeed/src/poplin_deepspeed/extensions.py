@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from poplin_deepspeed.errors import BuildError
-from poplin_deepspeed.library import load
+from poplin_deepspeed.installation import load
 
 _LOCK = "lock"
 

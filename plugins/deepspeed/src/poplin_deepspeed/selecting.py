@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from poplin.errors import ContradictionError, SelectionError
 from poplin.precision import Precision
-from poplin_deepspeed.library import check_installed
+from poplin_deepspeed.installation import check_installed
 from poplin_deepspeed.precision import DTYPES, DeepSpeedPrecision
 from poplin_deepspeed.settings import ZERO, get
 

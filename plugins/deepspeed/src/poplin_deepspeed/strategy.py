@@ -21,7 +21,7 @@ from poplin_deepspeed import config as configuration
 from poplin_deepspeed import memory, selecting, setup
 from poplin_deepspeed.capturing import Captured
 from poplin_deepspeed.extensions import check_compiler, check_locks, stale_locks
-from poplin_deepspeed.library import Communication, load, variables
+from poplin_deepspeed.installation import Communication, load, variables
 from poplin_deepspeed.precision import DTYPES, DeepSpeedPrecision
 from poplin_deepspeed.settings import ZERO, get
 from poplin_deepspeed.stepping import Stepping
