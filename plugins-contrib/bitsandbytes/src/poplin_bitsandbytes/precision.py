@@ -7,11 +7,10 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from poplin.errors import ArgumentTypeError, ArgumentValueError
-from poplin.precision import Precision
-from poplin.utilities import apply_to_tensors
+from poplin.precision import DefaultDtype, Precision, cast_floats
 from poplin_bitsandbytes.layers import (
     MODES,
     LinearsAsMade,
@@ -95,16 +94,16 @@ class BitsandbytesPrecision(Precision):
         return module
 
     def convert_input(self, data: Any) -> Any:
-        return _cast(data, self.dtype)
+        return cast_floats(data, self.dtype)
 
     def convert_output(self, data: Any) -> Any:
-        return _cast(data, torch.get_default_dtype())
+        return cast_floats(data, torch.get_default_dtype())
 
     def tensor_init_context(self) -> AbstractContextManager[Any]:
-        return _DefaultDtype(self.dtype)
+        return DefaultDtype(self.dtype)
 
     def forward_context(self) -> AbstractContextManager[Any]:
-        return _DefaultDtype(self.dtype)
+        return DefaultDtype(self.dtype)
 
     def module_init_context(self) -> AbstractContextManager[Any]:
         """Linear layers are quantised as they are made, so that the whole never stands in memory.
@@ -127,34 +126,12 @@ class _InitContext:
 
     def __enter__(self) -> None:
         precision = self._precision
-        self._stack.enter_context(_DefaultDtype(precision.dtype))
+        self._stack.enter_context(DefaultDtype(precision.dtype))
         if precision.mode != "int8-training" and not precision.ignore_modules:
             self._stack.enter_context(LinearsAsMade(precision._made))
 
     def __exit__(self, *exception: Any) -> None:
         self._stack.__exit__(*exception)
-
-
-class _DefaultDtype:
-    """Context in which torch's default dtype is another one."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self._before: list[torch.dtype] = []
-
-    def __enter__(self) -> None:
-        self._before.append(torch.get_default_dtype())
-        torch.set_default_dtype(self._dtype)
-
-    def __exit__(self, *exception: object) -> None:
-        torch.set_default_dtype(self._before.pop())
-
-
-def _cast(data: Any, dtype: torch.dtype) -> Any:
-    def cast(tensor: Tensor) -> Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-    return apply_to_tensors(data, cast)
 
 
 def _cast_own(module: nn.Module, dtype: torch.dtype) -> None:

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from poplin.errors import ArgumentTypeError, ArgumentValueError
-from poplin.precision import Precision
-from poplin.utilities import apply_to_tensors, import_library
+from poplin.precision import DefaultDtype, Precision, cast_floats
+from poplin.utilities import import_library
 
 #: Both dimensions of a layer must be multiples of it: the units of hardware that multiply in 8 bits need it.
 MULTIPLE = 16
@@ -79,10 +79,10 @@ class TorchaoPrecision(Precision):
         return module.to(self.dtype)
 
     def convert_input(self, data: Any) -> Any:
-        return _cast(data, self.dtype)
+        return cast_floats(data, self.dtype)
 
     def convert_output(self, data: Any) -> Any:
-        return _cast(data, torch.get_default_dtype())
+        return cast_floats(data, torch.get_default_dtype())
 
     def tensor_init_context(self) -> AbstractContextManager[Any]:
         return DefaultDtype(self.dtype)
@@ -92,25 +92,3 @@ class TorchaoPrecision(Precision):
 
     def forward_context(self) -> AbstractContextManager[Any]:
         return DefaultDtype(self.dtype)
-
-
-class DefaultDtype:
-    """Context in which torch's default dtype is another one."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self._before: list[torch.dtype] = []
-
-    def __enter__(self) -> None:
-        self._before.append(torch.get_default_dtype())
-        torch.set_default_dtype(self._dtype)
-
-    def __exit__(self, *exception: object) -> None:
-        torch.set_default_dtype(self._before.pop())
-
-
-def _cast(data: Any, dtype: torch.dtype) -> Any:
-    def cast(tensor: Tensor) -> Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-    return apply_to_tensors(data, cast)

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from poplin.errors import ArgumentTypeError, ArgumentValueError, UsageError
-from poplin.precision import Precision
-from poplin.utilities import apply_to_tensors, import_library, rank_zero_warn
+from poplin.precision import DefaultDtype, Precision, cast_floats
+from poplin.utilities import import_library, rank_zero_warn
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _INSTALL = "--no-build-isolation 'transformer-engine[pytorch]'"
@@ -89,16 +89,16 @@ class TransformerEnginePrecision(Precision):
         return module.to(dtype=self.weights_dtype)
 
     def convert_input(self, data: Any) -> Any:
-        return _cast(data, self.weights_dtype)
+        return cast_floats(data, self.weights_dtype)
 
     def convert_output(self, data: Any) -> Any:
-        return _cast(data, torch.get_default_dtype())
+        return cast_floats(data, torch.get_default_dtype())
 
     def tensor_init_context(self) -> AbstractContextManager[Any]:
-        return _DefaultDtype(self.weights_dtype)
+        return DefaultDtype(self.weights_dtype)
 
     def module_init_context(self) -> AbstractContextManager[Any]:
-        return _DefaultDtype(self.weights_dtype)
+        return DefaultDtype(self.weights_dtype)
 
     def forward_context(self) -> AbstractContextManager[Any]:
         """Autocast for what is not Transformer Engine's, and its own for what is."""
@@ -195,25 +195,3 @@ class _Both:
             self._inner.__exit__(*exception)
         finally:
             self._outer.__exit__(*exception)
-
-
-class _DefaultDtype:
-    """Context in which torch's default dtype is another one."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self._before: list[torch.dtype] = []
-
-    def __enter__(self) -> None:
-        self._before.append(torch.get_default_dtype())
-        torch.set_default_dtype(self._dtype)
-
-    def __exit__(self, *exception: object) -> None:
-        torch.set_default_dtype(self._before.pop())
-
-
-def _cast(data: Any, dtype: torch.dtype) -> Any:
-    def cast(tensor: Tensor) -> Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-    return apply_to_tensors(data, cast)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from poplin.errors import ArgumentValueError
-from poplin.precision import Precision
+from poplin.precision import DefaultDtype, Precision
 from poplin.utilities import apply_to_tensors
 
 DTYPES = {
@@ -62,7 +62,7 @@ class DeepSpeedPrecision(Precision):
         return _cast(data, torch.float32) if self.converts_data else data
 
     def tensor_init_context(self) -> AbstractContextManager[Any]:
-        return _DefaultDtype(self.dtype) if self.converts_module else nullcontext()
+        return DefaultDtype(self.dtype) if self.converts_module else nullcontext()
 
     def module_init_context(self) -> AbstractContextManager[Any]:
         return self.tensor_init_context()
@@ -75,17 +75,3 @@ def _cast(data: Any, dtype: torch.dtype) -> Any:
     if isinstance(data, Tensor):
         return cast(data)
     return apply_to_tensors(data, cast)
-
-
-class _DefaultDtype(AbstractContextManager[None]):
-    """torch's default dtype for a while."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-
-    def __enter__(self) -> None:
-        self._before = torch.get_default_dtype()
-        torch.set_default_dtype(self._dtype)
-
-    def __exit__(self, *exception: object) -> None:
-        torch.set_default_dtype(self._before)

@@ -14,8 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from poplin.errors import ArgumentValueError
-from poplin.precision import Precision
-from poplin.utilities import apply_to_tensors
+from poplin.precision import DefaultDtype, Precision, cast_floats
 from poplin_fsdp.materialise import recorded
 from poplin_fsdp.scaling import Scaling, ShardedScaler
 
@@ -95,18 +94,18 @@ class FSDPPrecision(Precision):
             return module.to(self._formats.parameters)
 
     def convert_input(self, data: Any) -> Any:
-        return _cast(data, self._formats.parameters)
+        return cast_floats(data, self._formats.parameters)
 
     def convert_output(self, data: Any) -> Any:
-        return data if self._formats.computing is torch.float64 else _cast(data, torch.get_default_dtype())
+        return data if self._formats.computing is torch.float64 else cast_floats(data, torch.get_default_dtype())
 
     def forward_context(self) -> AbstractContextManager[Any]:
         if self.autocasts:
             return torch.autocast(self.device_type, dtype=self._formats.computing)
-        return _DefaultDtype(self._formats.computing) if self.converts_module else nullcontext()
+        return DefaultDtype(self._formats.computing) if self.converts_module else nullcontext()
 
     def tensor_init_context(self) -> AbstractContextManager[Any]:
-        return _DefaultDtype(self._formats.parameters) if self.converts_module else nullcontext()
+        return DefaultDtype(self._formats.parameters) if self.converts_module else nullcontext()
 
     def module_init_context(self) -> AbstractContextManager[Any]:
         return self.tensor_init_context()
@@ -176,23 +175,3 @@ def policy_for(group: Sequence[nn.Module], policy: MixedPrecisionPolicy) -> Mixe
     if policy.param_dtype is not None and all(isinstance(unit, _BatchNorm) for unit in group):
         return MixedPrecisionPolicy(param_dtype=torch.float32)
     return policy
-
-
-def _cast(data: Any, dtype: torch.dtype) -> Any:
-    if isinstance(data, Tensor):
-        return data.to(dtype) if data.is_floating_point() else data
-    return apply_to_tensors(data, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
-
-
-class _DefaultDtype(AbstractContextManager[None]):
-    """torch's default dtype for a while."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-
-    def __enter__(self) -> None:
-        self._before = torch.get_default_dtype()
-        torch.set_default_dtype(self._dtype)
-
-    def __exit__(self, *exception: object) -> None:
-        torch.set_default_dtype(self._before)

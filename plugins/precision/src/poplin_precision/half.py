@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from poplin.errors import ArgumentValueError
-from poplin_precision.dtypes import cast_floats
+from poplin.precision import cast_floats
 from poplin_precision.true import Keep, TruePrecision
 
 

@@ -13,8 +13,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from poplin.errors import ArgumentValueError, SelectionError, UsageError
-from poplin.precision import Precision
-from poplin_precision.dtypes import cast_floats
+from poplin.precision import Precision, cast_floats
 
 if TYPE_CHECKING:
     from poplin.selection import Selection

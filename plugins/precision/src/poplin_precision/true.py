@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from poplin.errors import ArgumentTypeError
-from poplin.precision import Precision
-from poplin_precision.dtypes import DefaultDtype, cast_floats, convert_module
+from poplin.precision import DefaultDtype, Precision, cast_floats
+from poplin_precision.dtypes import convert_module
 
 Keep = str | type[nn.Module]
 

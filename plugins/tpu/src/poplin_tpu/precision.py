@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from poplin.errors import ArgumentValueError
-from poplin.precision import Precision
-from poplin.utilities import apply_to_tensors
+from poplin.precision import DefaultDtype, Precision, cast_floats
 
 _DTYPES = {"32-true": torch.float32, "bf16-true": torch.bfloat16, "16-true": torch.float16}
 
@@ -40,34 +39,13 @@ class XLAPrecision(Precision):
         return module.to(self.dtype)
 
     def tensor_init_context(self) -> AbstractContextManager[Any]:
-        return _DefaultDtype(self.dtype)
+        return DefaultDtype(self.dtype)
 
     def module_init_context(self) -> AbstractContextManager[Any]:
-        return _DefaultDtype(self.dtype)
+        return DefaultDtype(self.dtype)
 
     def convert_input(self, data: Any) -> Any:
-        return _cast(data, self.dtype)
+        return cast_floats(data, self.dtype)
 
     def convert_output(self, data: Any) -> Any:
-        return _cast(data, torch.float32)
-
-
-def _cast(data: Any, dtype: torch.dtype) -> Any:
-    def cast(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-    return apply_to_tensors(data, cast)
-
-
-class _DefaultDtype:
-    """torch's default dtype within a block."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-
-    def __enter__(self) -> None:
-        self._before = torch.get_default_dtype()
-        torch.set_default_dtype(self.dtype)
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_default_dtype(self._before)
+        return cast_floats(data, torch.float32)
