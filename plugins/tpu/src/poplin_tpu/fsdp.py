@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from poplin.errors import ArgumentValueError, CheckpointMismatchError, NonFiniteGradientsError, UsageError
-from poplin.strategies import Memory, memory_of
 from poplin.wrappers import MethodDispatch
 from poplin_tpu import collectives, runtime
 from poplin_tpu.shards import Shards
@@ -138,17 +137,6 @@ class XLAFSDPStrategy(XLAStrategy):
             return super().forward_method(wrapped, name)
         through: Callable[..., Any] = wrapped.__dict__["poplin_dispatch"].through(wrapped, name)
         return through
-
-    def planned_memory(self, module: nn.Module, make_optimizer: Any = None) -> Memory:
-        """A share of parameters, gradients and optimizer states."""
-        whole, size = memory_of(module, make_optimizer), self.world_size
-        return Memory(
-            parameters=-(-whole.parameters // size),
-            buffers=whole.buffers,
-            gradients=-(-whole.gradients // size),
-            optimizer=-(-whole.optimizer // size),
-            communication=whole.parameters,
-        )
 
     # --- steps: the engine averages gradients in its backward pass
 

@@ -10,7 +10,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from poplin.errors import ArgumentValueError, SelectionError
-from poplin.strategies import Memory, memory_of
 from poplin_tpu import runtime
 from poplin_tpu.strategy import SingleDeviceXLAStrategy
 
@@ -106,14 +105,6 @@ class XLASPMDStrategy(SingleDeviceXLAStrategy):
                     and value.shape == parameter.shape
                 ):
                     mark(value, self._spmd_mesh, self._spec(parameter))
-
-    def planned_memory(self, module: nn.Module, make_optimizer: Any = None) -> Memory:
-        """A share of everything, on each device."""
-        whole = memory_of(module, make_optimizer)
-        size = self.mesh_shape[0] if self.mesh_shape else len(self.parallel_devices or (None,))
-        parts = (-(-part // size) for part in (whole.parameters, whole.gradients, whole.optimizer))
-        parameters, gradients, optimizer = parts
-        return Memory(parameters, whole.buffers, gradients, optimizer, communication=whole.parameters)
 
     def _spec(self, tensor: torch.Tensor) -> tuple[str | None, ...]:
         shards = self._spmd_mesh.mesh_shape[0]
