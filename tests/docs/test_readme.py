@@ -100,3 +100,11 @@ def test_the_table_of_packages_is_the_listing(tmp_path):
         assert names <= offers
         untold = {name for name in offers - names if "_find_unused_parameters_" not in name}
         assert not untold
+
+
+def test_the_install_line_has_every_package_that_poplin_needs():
+    """It lacked one once, and pip then looked for it elsewhere."""
+    (folders,) = re.findall(r"`pip install \./core \./plugins/\{([a-z,]+)\} \.`", README)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {requirement.partition(">")[0].removeprefix("poplin-") for requirement in project["dependencies"]}
+    assert set(folders.split(",")) == needed - {"core"}
