@@ -246,7 +246,10 @@ def test_processes_of_torch_tpu_find_its_variables(two_runtimes):
 def test_the_command_line_gives_them_to_each_process(two_runtimes, tmp_path):
     _, start = two_runtimes
     script = tmp_path / "script.py"
-    script.write_text("import os; print('FOUND', os.environ['TORCH_TPU_SLICEBUILDER_ADDRESSES'])")
+    # in one write: the lines of two processes must not run into each other
+    script.write_text(
+        "import os, sys; sys.stdout.write(f\"FOUND {os.environ['TORCH_TPU_SLICEBUILDER_ADDRESSES']}\\n\")"
+    )
     done = start("-m", "poplin", "run", "--accelerator=tpu", "--devices=2", script)
     assert done.stdout.splitlines() == ["FOUND localhost:8070,localhost:8071"] * 2
 
