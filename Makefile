@@ -19,6 +19,10 @@ TPU_TESTS := tests/plugins/tpu
 TPU_PACKAGES := core $(addprefix plugins/,ddp fsdp generic precision tpu)
 space := $(subst ,, )
 
+# Machines made for containers set these. Without a buffer each word of a print is a write of its own, and two ranks'
+# words mix in one line; without bytecode every process compiles every module again.
+unexport PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-slow test-tpu check docs bench gpu clean help
 
 help:

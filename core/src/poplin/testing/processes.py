@@ -24,8 +24,8 @@ _MARK = "POPLIN_TEST_PROGRAM"
 class Program:
     """A Python program, running; a context manager that kills whatever is left of it.
 
-    Its processes share one output. ``print(..., flush=True)`` writes a line there at once and as a whole; under
-    ``PYTHONUNBUFFERED`` each word would be a write of its own, and two processes' words would mix.
+    Its processes share one output. ``print(..., flush=True)`` writes a line there at once and as a whole. For that,
+    PYTHONUNBUFFERED is removed: under it each word is a write of its own, and the words of two processes mix.
 
     Args:
         source: the program's text (indentation is removed), the path of a script, or a whole command.
@@ -47,6 +47,7 @@ class Program:
         self._output = Path(self._folder.name) / "output.txt"
         self.mark = uuid.uuid4().hex
         environ = {**os.environ, "OMP_NUM_THREADS": "1", _MARK: self.mark}
+        environ.pop("PYTHONUNBUFFERED", None)
         for name, value in (env or {}).items():
             environ.pop(name, None) if value is None else environ.__setitem__(name, value)
         with open(self._output, "wb") as output:
