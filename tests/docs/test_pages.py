@@ -92,7 +92,12 @@ def run_python(source: str, namespace: dict, page: Path, line: int) -> str:
         except Exception as failure:
             traceback.print_exc()
             error = f"{type(failure).__name__}: {failure}\n"
-    told = "".join(f"{warning.category.__name__}: {warning.message}\n" for warning in warned)
+    told = "".join(
+        f"{warning.category.__name__}: {warning.message}\n"
+        for warning in warned
+        # Python shows nobody what one library deprecates in another
+        if not issubclass(warning.category, DeprecationWarning) or warning.filename == str(page)
+    )
     return told + out.getvalue() + error
 
 

@@ -1,8 +1,11 @@
 """The program as a whole."""
 
 import importlib.metadata
+import os
 import subprocess
 import sys
+
+import pytest
 
 import poplin as package
 from poplin.cli import main
@@ -35,8 +38,13 @@ def test_env_shows_versions_and_variables(poplin):
     assert ["POPLIN_DEBUG", "1"] in lines
 
 
-def test_a_reader_that_has_seen_enough_is_no_error():
-    command = f"'{sys.executable}' -m poplin plugins --json | head -n 1"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "[\n"
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_seen_enough_is_no_error(unbuffered):
+    environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    reader, writer = os.pipe()
+    os.close(reader)  # gone before the first line
+    command = [sys.executable, "-m", "poplin", "env"]  # short enough to be in the buffer until the end
+    done = subprocess.run(command, env=environ, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert done.returncode == 0
     assert done.stderr == ""

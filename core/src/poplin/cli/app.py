@@ -50,7 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             if options.command != "run":  # there, the warnings are the script's
                 warnings.showwarning = _show_warning
-            return serve(options)
+            code = serve(options)
+        if sys.stdout is not None and not sys.stdout.closed:  # a script that was run may have closed it
+            sys.stdout.flush()  # here, where a reader that has gone is no error, and not at the interpreter's exit
+        return code
     except PoplinError as error:
         print(f"poplin: {type(error).__name__}: {error}", file=sys.stderr)
         return FAILED
