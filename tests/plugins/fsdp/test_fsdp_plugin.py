@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel
 from poplin import Fabric
 from poplin.errors import PoplinError, SelectionError
 from poplin.plugins import MixedPrecision as AutocastPrecision
+from poplin.precision import Precision
 from poplin.strategies import FSDPStrategy, ModelParallelStrategy, TensorParallelStrategy
 from poplin_fsdp.grouping import groups_of
 from poplin_fsdp.policies import mixed_precision_policy, offload_policy
@@ -122,6 +123,13 @@ def test_policies_of_offloading_and_mixed_precision():
             FSDPPrecision(*arguments)
 
 
+class Int4(Precision):
+    """Somebody's precision of a name that sharded modules don't have."""
+
+    precision = "int4"
+    converts_module = True
+
+
 @pytest.mark.parametrize(
     ("strategy", "options", "words"),
     [
@@ -129,6 +137,7 @@ def test_policies_of_offloading_and_mixed_precision():
         (ModelParallelStrategy(print, data_parallel_size=3), {}, ["data_parallel_size"]),
         (ModelParallelStrategy(print, 2, 2), {}, ["4 processes"]),
         (FSDPStrategy(), {"plugins": AutocastPrecision("16-mixed")}, ["precision='16-mixed'", "FSDPPrecision"]),
+        (FSDPStrategy(), {"plugins": Int4()}, ["Int4", "Pass '32-true', '16-mixed', 'bf16-mixed', '16-true'"]),
     ],
 )
 def test_runs_that_cannot_be_are_refused(strategy, options, words):

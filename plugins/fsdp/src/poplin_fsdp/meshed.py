@@ -16,7 +16,7 @@ from poplin.strategies import (
 )
 from poplin_fsdp.materialise import Deferral, RngState
 from poplin_fsdp.mesh import data_dimensions, destroy_groups
-from poplin_fsdp.precision import FSDPPrecision, make_precision
+from poplin_fsdp.precision import PRECISIONS, FSDPPrecision, make_precision
 from poplin_fsdp.root import ShardedRoot
 
 if TYPE_CHECKING:
@@ -75,10 +75,11 @@ class MeshStrategy(ParallelStrategy):
         """Only its own precisions may convert the module or scale the loss: others know no sharded parameters."""
         if isinstance(precision, FSDPPrecision) or not (precision.converts_module or precision.scales_loss):
             return super().accepts_precision(precision)
-        return (
-            f"a {type(precision).__name__} knows no sharded parameters. Pass the name, precision="
-            f"{precision.precision!r}, or FSDPPrecision({precision.precision!r})"
-        )
+        known = ", ".join(map(repr, PRECISIONS))
+        if precision.precision in PRECISIONS:
+            known = f"the name: precision={precision.precision!r}, or FSDPPrecision({precision.precision!r})"
+        kind = type(precision).__name__
+        return f"a {kind} changes the module or the loss, and knows no sharded parameters. Pass {known}"
 
     # --- place in the run
 

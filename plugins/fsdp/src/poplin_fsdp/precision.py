@@ -39,6 +39,8 @@ _FORMATS = {
     "bf16-true": _Formats(torch.bfloat16, torch.bfloat16, torch.bfloat16),
     "64-true": _Formats(torch.float64, torch.float64, torch.float64),
 }
+#: The names of the precisions that sharded modules have.
+PRECISIONS = tuple(_FORMATS)
 
 
 class FSDPPrecision(Precision):
@@ -60,7 +62,7 @@ class FSDPPrecision(Precision):
     def __init__(self, precision: str = "32-true", scaler: torch.amp.GradScaler | None = None) -> None:
         if precision not in _FORMATS:
             raise ArgumentValueError(
-                f"FSDPPrecision is one of {', '.join(map(repr, _FORMATS))}, and not {precision!r}."
+                f"FSDPPrecision is one of {', '.join(map(repr, PRECISIONS))}, and not {precision!r}."
             )
         if scaler is not None and precision != "16-mixed":
             raise ArgumentValueError(f"{precision!r} scales no loss: a scaler is for '16-mixed'. Leave it out.")
