@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from torch import nn
 
 from poplin.precision import Precision
 from poplin.testing import PrecisionCompliance, run_suite
@@ -78,6 +79,24 @@ class ConvertsNothing(Suite):
 
     class precision(Precision):
         converts_module = True
+
+
+class _Packed(nn.Parameter):
+    """As quantising libraries make them: only they know what is in it."""
+
+
+class ShardsWhatIsPacked(Suite):
+    finds = "what is shardable has ordinary parameters"
+    arguments = ("bf16-true",)
+
+    class precision(HalfPrecision):
+        shardable = True
+
+        def convert_module(self, module):
+            for part in super().convert_module(module).modules():
+                for name, parameter in list(part.named_parameters(recurse=False)):
+                    setattr(part, name, _Packed(parameter.detach()))
+            return module
 
 
 class ConvertsCounters(Suite):

@@ -28,6 +28,8 @@ class Precision(Extension):
     device_types: ClassVar[tuple[str, ...] | None] = None
     #: Trait: :meth:`convert_module` changes the dtype of parameters.
     converts_module: bool = False
+    #: Trait: what :meth:`convert_module` leaves has ordinary parameters, so that a strategy may shard them as they are.
+    shardable: bool = False
     #: Trait: :meth:`convert_input` and :meth:`convert_output` change data.
     converts_data: bool = False
     #: Trait: :meth:`backward` scales the loss, and steps may be skipped.

@@ -30,6 +30,7 @@ class TorchaoPrecision(Precision):
     """
 
     converts_module = True
+    shardable = True  # the layers are other ones, with the same parameters
     converts_data = True
 
     def __init__(self, ignore_modules: Iterable[str] | None = None, dtype: torch.dtype = torch.bfloat16) -> None:

@@ -72,8 +72,9 @@ class MeshStrategy(ParallelStrategy):
         return make_precision(name)
 
     def accepts_precision(self, precision: Precision) -> str | None:
-        """Only its own precisions may convert the module or scale the loss: others know no sharded parameters."""
-        if isinstance(precision, FSDPPrecision) or not (precision.converts_module or precision.scales_loss):
+        """Others than its own must leave shardable parameters, and scale no loss: they'd find infinities in parts."""
+        converts = precision.converts_module and not precision.shardable
+        if isinstance(precision, FSDPPrecision) or not (converts or precision.scales_loss):
             return super().accepts_precision(precision)
         known = ", ".join(map(repr, PRECISIONS))
         if precision.precision in PRECISIONS:

@@ -116,6 +116,18 @@ class Declarations(PrecisionBase):
         else:
             case.expect(after == before, "the same parameters (converts_module = False)", _dtypes(after))
 
+    @requirement("Precision.shardable")
+    def test_what_is_shardable_has_ordinary_parameters(self, case: Case) -> None:
+        """``shardable``: the converted module has the parameters that it had, dense and of the same shapes."""
+        fabric = self.fabric(case)
+        if not fabric.precision.shardable:
+            case.not_claimed("shardable = False")
+        before = {name: tuple(value.shape) for name, value in seeded(self.model).named_parameters()}
+        parameters = dict(fabric.precision.convert_module(seeded(self.model)).named_parameters())
+        case.expect_equal({name: tuple(value.shape) for name, value in parameters.items()}, before, "its parameters")
+        odd = [name for name, value in parameters.items() if type(value) is not nn.Parameter]
+        case.expect(not odd, "plain nn.Parameter objects", ", ".join(odd))
+
     @requirement("Precision.convert_module")
     def test_converting_keeps_integers(self, case: Case) -> None:
         """Buffers that count or index keep their integer dtype."""
