@@ -83,7 +83,7 @@ check: $(STAMP)
 	PYTHONPATH=$(subst $(space),:,$(patsubst %,%/src,$(LARGE))) $(BIN)/lint-imports
 
 docs: $(STAMP)
-	$(PYTEST) tests/docs $(ARGS)
+	$(PYTEST) -m 'not extras' tests/docs $(ARGS)
 
 bench: $(STAMP)
 	@set -e; for file in tests/benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file; done

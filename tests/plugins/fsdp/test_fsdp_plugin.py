@@ -129,6 +129,9 @@ class Int4(Precision):
     precision = "int4"
     converts_module = True
 
+    def __init__(self, shardable=False):
+        self.shardable = shardable
+
 
 @pytest.mark.parametrize(
     ("strategy", "options", "words"),
@@ -138,12 +141,18 @@ class Int4(Precision):
         (ModelParallelStrategy(print, 2, 2), {}, ["4 processes"]),
         (FSDPStrategy(), {"plugins": AutocastPrecision("16-mixed")}, ["precision='16-mixed'", "FSDPPrecision"]),
         (FSDPStrategy(), {"plugins": Int4()}, ["Int4", "Pass '32-true', '16-mixed', 'bf16-mixed', '16-true'"]),
+        (ModelParallelStrategy(print), {"plugins": Int4(shardable=True)}, ["Int4", "Pass '32-true'"]),
     ],
 )
 def test_runs_that_cannot_be_are_refused(strategy, options, words):
     with pytest.raises(SelectionError) as caught:
         Fabric(accelerator="cpu", devices=2, strategy=strategy, **options)
     assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_fsdp_takes_what_is_shardable_as_it_is():
+    precision = Int4(shardable=True)
+    assert Fabric(accelerator="cpu", devices=2, strategy="fsdp", plugins=precision).precision is precision
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ class Precision(Extension):
     device_types: ClassVar[tuple[str, ...] | None] = None
     #: Trait: :meth:`convert_module` changes the dtype of parameters.
     converts_module: bool = False
-    #: Trait: what :meth:`convert_module` leaves has ordinary parameters, so that a strategy may shard them as they are.
+    #: Trait: what :meth:`convert_module` leaves has ordinary parameters, so that a strategy may shard them, and gather
+    #: them again for each use.
     shardable: bool = False
     #: Trait: :meth:`convert_input` and :meth:`convert_output` change data.
     converts_data: bool = False

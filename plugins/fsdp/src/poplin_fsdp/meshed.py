@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -35,6 +35,9 @@ class MeshStrategy(ParallelStrategy):
     Raises:
         ArgumentValueError: another ``state_dict_type``.
     """
+
+    #: Whether each use of a parameter is of the whole one, gathered; otherwise layers compute with their parts.
+    _computes_whole: ClassVar[bool] = False
 
     def __init__(self, *, state_dict_type: str = "sharded", **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -72,8 +75,8 @@ class MeshStrategy(ParallelStrategy):
         return make_precision(name)
 
     def accepts_precision(self, precision: Precision) -> str | None:
-        """Others than its own must leave shardable parameters, and scale no loss: they'd find infinities in parts."""
-        converts = precision.converts_module and not precision.shardable
+        """Others than its own scale no loss, and convert nothing unless it is shardable and gathered for each use."""
+        converts = precision.converts_module and not (precision.shardable and self._computes_whole)
         if isinstance(precision, FSDPPrecision) or not (converts or precision.scales_loss):
             return super().accepts_precision(precision)
         known = ", ".join(map(repr, PRECISIONS))

@@ -61,6 +61,8 @@ class FSDPStrategy(ShardedStrategy):
         ArgumentTypeError, ArgumentValueError: what ``fully_shard`` has no counterpart for, with what to do instead.
     """
 
+    _computes_whole = True
+
     def __init__(
         self,
         accelerator: Accelerator | None = None,
