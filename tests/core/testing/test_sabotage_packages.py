@@ -78,6 +78,21 @@ FAULTS = {
         "its classes leave torch as it is",
         {"logger": "import torch\n\ntorch.save = print\n" + LOGGER},
     ),
+    "a suite for a name that it lacks": (
+        "the suites that it brings are for what it offers",
+        {
+            "entry_points": SOUND["entry_points"] | {"poplin.compliance": {"acme": "acme_poplin.compliance:Other"}},
+            "compliance": "from poplin.testing import LoggerCompliance\n\n\n"
+            "class Other(LoggerCompliance):\n    name = 'other'\n",
+        },
+    ),
+    "a suite that needs what is not there": (
+        "the suites that it brings are for what it offers",
+        {
+            "entry_points": SOUND["entry_points"] | {"poplin.compliance": {"acme": "acme_poplin.compliance:Other"}},
+            "compliance": "import acme_of_the_tests_only\n",
+        },
+    ),
     "a private module of the core": (
         "it uses public modules of poplin only",
         {"logger": LOGGER.replace("poplin.loggers import Logger", "poplin.loggers.logger import Logger")},
@@ -99,6 +114,7 @@ def test_the_check_that_names_the_fault_fails_and_no_other(tmp_path, monkeypatch
             "acme_poplin/__init__.py": "",
             "acme_poplin/plugin.py": package["plugin"],
             "acme_poplin/logger.py": package["logger"],
+            "acme_poplin/compliance.py": package.get("compliance", ""),
         },
         requires=package["requires"],
     )

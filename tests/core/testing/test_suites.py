@@ -111,7 +111,7 @@ def test_a_failure_says_what_happened(odd):
     assert odd["one rank does not claim it"].message == "flag = False"
     assert odd["another expectation"].message == textwrap.dedent(
         """\
-        Odd: another expectation
+        Odd.test_another_expectation
           about:    Odd.six
           required: Expects.
           expected: rank 0
@@ -136,7 +136,7 @@ def test_a_name_is_checked_without_a_test_file():
     assert {outcome.subject for outcome in outcomes} == {"loggers/csv"}
     assert {outcome.status for outcome in outcomes} == {"passed", "not claimed"}
     assert [outcome.message for outcome in outcomes if outcome.check == "what was logged can be read back"] == [
-        "the suite has no read()"
+        "the suite has no read(): its package can bring a suite that has"
     ]
 
 

@@ -26,12 +26,14 @@ def add_author_actions(actions: argparse._SubParsersAction[Parser]) -> None:
     check = actions.add_parser(
         "check",
         help="run the compliance suite against an installed plugin",
-        description="Run the compliance suite of its kind against an installed plugin. With the name of a "
-        "distribution: against all that it offers, and its packaging.",
+        description="Run the compliance suite of its kind against an installed plugin, or the one that its package "
+        "brings. With the name of a distribution: against all that it offers, and its packaging.",
     )
     check.add_argument("name", help="a distribution, or a name as you would give it to Fabric; kind/name works too")
     check.add_option(
-        "--suite", metavar="MODULE:CLASS", help="your own subclass of the suite, which knows what it needs"
+        "--suite",
+        metavar="MODULE:CLASS",
+        help="a subclass of the suite, which knows what it needs; tests/test_it.py:CLASS works too",
     )
     check.add_option("--accelerator", metavar="NAME", help="the device that the checks run on (cpu)")
     check.add_option("--world-size", type=positive, metavar="N", help="ranks of the checks that need several (2)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
 import time
@@ -26,7 +27,7 @@ def check(reference: str, *, suite: str | None, settings: Mapping[str, Any], as_
 
     Args:
         reference: ``[kind/][dist:]name``, or the name of a distribution.
-        suite: ``module:Class`` of the author's own suite.
+        suite: ``module:Class`` or ``file.py:Class`` of the author's own suite; the current folder is looked in, too.
         settings: attributes of the suite.
         as_json: print a list of objects when all is done, instead of lines as it goes.
 
@@ -37,6 +38,8 @@ def check(reference: str, *, suite: str | None, settings: Mapping[str, Any], as_
         LookupFailedError: nothing installed has this name.
         ArgumentValueError: there is no such suite, or it has no such setting.
     """
+    if suite is not None and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # as `python -m` has it
     start = time.monotonic()
     outcomes: list[Outcome] = []
     for outcome in _outcomes(reference, suite, settings):

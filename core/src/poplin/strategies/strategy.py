@@ -74,8 +74,11 @@ class Strategy(Extension, ABC):
     owns_backward: bool = False
     #: Whether its engine flattens parameters: state methods then get the engine instead of the optimizer.
     owns_parameters: bool = False
-    #: Whether :meth:`no_backward_sync` has an effect (or there is nothing to synchronise).
+    #: Whether :meth:`no_backward_sync` has an effect (or a backward pass has nothing to synchronise).
     supports_no_backward_sync: bool = True
+    #: Whether ranks that share a batch take the step that one process would take with all of it. False for local SGD
+    #: and its like, whose ranks step with gradients of their own and average parameters now and then.
+    averages_gradients: bool = True
 
     def __init__(
         self,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from poplin import registry
@@ -14,6 +13,7 @@ from poplin.registry.records import CORE, RUNTIME, Row
 from poplin.testing.checks import requirements
 from poplin.testing.compliance import Compliance, configured
 from poplin.testing.outcomes import Outcome
+from poplin.testing.shipped import Shipped, chosen, load, shipped, suite_of
 
 #: kind → the suite for it, as ``module:class``.
 SUITES = {
@@ -25,6 +25,8 @@ SUITES = {
     "loggers": "poplin.testing.suites.logger:LoggerCompliance",
     "checkpoint_ios": "poplin.testing.suites.checkpoint_io:CheckpointIOCompliance",
 }
+#: The kind of the suite for packages.
+PACKAGES = "packages"
 #: The suite for packages.
 PACKAGING = "poplin.testing.suites.packaging:PackagingCompliance"
 
@@ -38,7 +40,7 @@ def suite_for(kind: str) -> type[Compliance]:
     Raises:
         ArgumentValueError: there is no such kind.
     """
-    return _load(SUITES[get_kind(kind).name])
+    return load(SUITES[get_kind(kind).name])
 
 
 def check(reference: str, *, suite: str | type[Compliance] | None = None, **settings: Any) -> Iterator[Outcome]:
@@ -48,9 +50,9 @@ def check(reference: str, *, suite: str | type[Compliance] | None = None, **sett
 
     Args:
         reference: ``[kind/][dist:]name``, or the name of a distribution: then its packaging, and all that it offers;
-            of names that stand for one class, the first.
-        suite: the suite to use, or ``"module:Class"``; by default that of the kind. An author's own suite knows what
-            the extension needs, and is used where it is given.
+            of names that stand for one class, the first (but each that has a suite of its own).
+        suite: the suite to use for what it is for, or ``"module:Class"``, or ``"file.py:Class"``. By default the one
+            that the package brings (entry points of the group ``poplin.compliance``), else that of the kind.
         **settings: attributes of the suite: ``accelerator="acme"``, ``world_size=4``, ``env={...}``...
 
     Yields:
@@ -58,18 +60,31 @@ def check(reference: str, *, suite: str | type[Compliance] | None = None, **sett
 
     Raises:
         UnknownNameError: nothing installed has this name.
-        ArgumentValueError: the suite has no such setting.
+        ArgumentValueError: the suite has no such setting, can't be had, or is for nothing that is meant.
     """
     rows, distribution = _rows(reference)
-    given = _load(suite) if isinstance(suite, str) else suite
-    if distribution is not None and given is None:
-        yield from run_suite(configured(_load(PACKAGING), distribution=distribution), distribution)
-        rows = _one_of_each_class(rows)
+    given = load(suite) if isinstance(suite, str) else suite
+    kinds = {row.kind for row in rows} | ({PACKAGES} if distribution is not None else set())
+    if given is not None and getattr(given, "kind", None) not in kinds:
+        raise ArgumentValueError(
+            f"The suite {given.__name__} is for {getattr(given, 'kind', 'no kind')}, and {reference!r} means "
+            f"{' and '.join(sorted(kinds)) or 'nothing that has one'}."
+        )
+    brought = {location: shipped(location) for location in {row.location for row in rows if _is_installed(row)}}
+
+    def suite_for_row(row: Row) -> type[Compliance]:
+        if given is not None and given.kind == row.kind:
+            return given
+        return suite_of(row, brought.get(row.location, [])) or suite_for(row.kind)
+
+    if distribution is not None:
+        of_package = [one for found in brought.values() for one in found]
+        packaging = given if given is not None and given.kind == PACKAGES else _packaging(of_package)
+        yield from run_suite(configured(packaging, distribution=distribution), distribution)
+        rows = _one_of_each_class(rows, suite_for_row)
     for row in rows:
-        if given is not None and getattr(given, "kind", row.kind) != row.kind:
-            continue
         name = row.name if row.distribution in (CORE, RUNTIME) else f"{row.distribution}:{row.name}"
-        yield from run_suite(configured(given or suite_for(row.kind), name=name, **settings), f"{row.kind}/{row.name}")
+        yield from run_suite(configured(suite_for_row(row), name=name, **settings), f"{row.kind}/{row.name}")
 
 
 def run_suite(suite: type[Compliance], subject: str = "") -> Iterator[Outcome]:
@@ -113,21 +128,21 @@ def _rows(reference: str) -> tuple[list[Row], str | None]:
     return [row for row in of_package if row in offers], of_package[0].distribution
 
 
-def _one_of_each_class(rows: list[Row]) -> list[Row]:
-    """The rows without those that stand for a class that another one stands for already."""
+def _is_installed(row: Row) -> bool:
+    return row.distribution not in (CORE, RUNTIME)
+
+
+def _packaging(brought: list[Shipped]) -> type[Compliance]:
+    return chosen(brought, PACKAGES) or load(PACKAGING)
+
+
+def _one_of_each_class(rows: list[Row], suite_for_row: Callable[[Row], type[Compliance]]) -> list[Row]:
+    """The rows without those that stand for a class that another one stands for already, with the same suite."""
     seen: dict[Any, Row] = {}
     for row in rows:
         try:
             key: Any = registry.find(row.kind, f"{row.distribution}:{row.name}").target_class()
         except PoplinError:
             key = row  # its suite will say what is the matter
-        seen.setdefault((row.kind, key), row)
+        seen.setdefault((row.kind, key, suite_for_row(row)), row)
     return list(seen.values())
-
-
-def _load(target: str) -> type[Compliance]:
-    module, _, name = target.partition(":")
-    suite = getattr(importlib.import_module(module), name, None)
-    if not (isinstance(suite, type) and issubclass(suite, Compliance)):
-        raise ArgumentValueError(f"{target!r} is no suite: write 'module:Class', of a class derived from one.")
-    return suite

@@ -16,6 +16,7 @@ Checks that need ranks run in processes of their own; all that need the same num
 
 from __future__ import annotations
 
+import difflib
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -52,7 +53,7 @@ class Compliance:
     preload: bool = True
     #: Whether a single process of the checks is told its rank, as torchrun would.
     ranks_exist: bool = False
-    #: method of a check → why this extension does not claim it.
+    #: method of a check (``test_...``) → why this extension does not claim it.
     exempt: Mapping[str, str] = {}
 
     _results: ClassVar[dict[str, Result]] = {}
@@ -60,6 +61,9 @@ class Compliance:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._results = {}
+        for method in cls.exempt:
+            if not hasattr(cls, method):
+                raise ArgumentValueError(_no_such_check(cls, method))
 
     def create(self) -> Any:
         """A new object of the extension that is tested. The default looks :attr:`name` up.
@@ -95,7 +99,7 @@ class Compliance:
         result = results[about.method]
         if result.status != "failed":
             return result
-        head = f"{type(self).__name__}: {about.title}\n  about:    {about.member}\n  required: {about.doc}"
+        head = f"{type(self).__name__}.{about.method}\n  about:    {about.member}\n  required: {about.doc}"
         return Result("failed", f"{head}\n{result.message}")
 
     def _run(self, about: Requirement) -> dict[str, Result]:
@@ -134,3 +138,10 @@ def configured(suite: type[Compliance], **attributes: Any) -> type[Compliance]:
     if not attributes:
         return suite
     return type(suite.__name__, (suite,), {**attributes, "_given": attributes, "__module__": suite.__module__})
+
+
+def _no_such_check(suite: type[Compliance], method: str) -> str:
+    known = {one.method: one for one in requirements(suite)}
+    near = difflib.get_close_matches(f"test_{method.replace(' ', '_').removeprefix('test_')}", known, n=1)
+    hint = f" Is it {near[0]!r}?" if near else " Its checks: " + ", ".join(known)
+    return f"{suite.__name__}.exempt names {method!r}, and the suite has no such check.{hint}"

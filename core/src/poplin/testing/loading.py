@@ -46,6 +46,17 @@ def load_object(where: Mapping[str, Any]) -> Any:
     return found
 
 
+def load_file(path: str) -> Any:
+    """The module in a file, under the name that pytest would give it: that of the file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+    if not os.path.isfile(path):
+        raise FileNotFoundError(path)
+    return _module(Path(path).stem, os.path.abspath(path))
+
+
 def _module(name: str, file: str) -> Any:
     if name != "__main__":
         try:

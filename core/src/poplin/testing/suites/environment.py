@@ -161,7 +161,7 @@ class EnvironmentCompliance(Common):
                 task = Task(rank, local, node, nodes * local_size, local_size, nodes, "127.0.0.1", 29611)
                 variables = self.variables(task)
                 if variables is None:
-                    case.not_claimed("the suite has no variables()")
+                    case.not_claimed("the suite has no variables(): its package can bring a suite that has")
                 self._forget_variables()
                 os.environ.update(variables)
                 yield self.create(), task

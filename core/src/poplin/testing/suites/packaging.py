@@ -29,11 +29,12 @@ from poplin.errors import ArgumentValueError, PoplinError, UnknownNameError
 from poplin.registry.catalogue import CONFLICT
 from poplin.registry.compatibility import requires_of
 from poplin.registry.kinds import KINDS
-from poplin.registry.names import fold, is_registrable
+from poplin.registry.names import fold, is_registrable, parse_reference
 from poplin.registry.records import CORE, Row
 from poplin.testing.case import Case
 from poplin.testing.checks import requirement
 from poplin.testing.compliance import Compliance
+from poplin.testing.shipped import declared, load
 
 #: The modules of the core that a plugin may import.
 PUBLIC_FACES = frozenset(
@@ -135,6 +136,25 @@ class PackagingCompliance(Compliance):
         after = _of_torch()
         changed = [name for name, value in before.items() if after.get(name) != value]
         case.expect(not changed, "torch as it was", f"other: {', '.join(changed)}")
+
+    @requirement("poplin.compliance", processes=0)
+    def test_the_suites_that_it_brings_are_for_what_it_offers(self, case: Case) -> None:
+        """Each entry point for a suite is a class derived from one, of a kind and a name that the package offers."""
+        kinds = {row.kind for row in self._offers()} | {self.kind}
+        names = {(row.kind, fold(row.name)) for row in self._offers()}
+        failed = []
+        for entry, value in declared(self._rows()[0].location):
+            try:
+                suite = load(value)
+            except ArgumentValueError as error:
+                failed.append(f"{entry}: {error}")
+                continue
+            kind = getattr(suite, "kind", "no kind")
+            if kind not in kinds:
+                failed.append(f"{entry}: {value} is for {kind}, and it offers none")
+            elif suite.name is not None and (kind, fold(parse_reference(suite.name)[2])) not in names:
+                failed.append(f"{entry}: {value} names {suite.name!r}, which is none of its {kind}")
+        case.expect(not failed, "suites that can be had, for names of the package", "\n".join(failed))
 
     @requirement("imports", processes=0)
     def test_it_uses_public_modules_of_poplin_only(self, case: Case) -> None:

@@ -15,7 +15,7 @@ from poplin.testing.case import Case
 from poplin.testing.checks import Requirement
 from poplin.testing.compliance import Compliance
 from poplin.testing.launch import Result
-from poplin.testing.suites.training import SmallNet, fabric_training, optimizer_of, seeded
+from poplin.testing.suites.training import SmallNet, fabric_training, optimizer_of, plain_training, seeded
 from poplin.wrappers.sharing import link_of
 
 _REFUSES = "the strategy refuses"
@@ -32,6 +32,8 @@ class StrategyBase(Compliance):
     timeout: float = 30
     #: How far values may be from those of a single process.
     tolerance: float = 1e-5
+    #: Steps after which all ranks hold the same values again: more than 1 where ``averages_gradients`` is False.
+    period: int = 1
 
     def run_in_processes(self, checks: Sequence[Requirement], processes: int) -> dict[str, Result]:
         """As of every suite; the checks for several ranks run in one where the strategy refuses several devices."""
@@ -85,18 +87,52 @@ class StrategyBase(Compliance):
         module, optimizer = self.set_up(fabric, seed)
         return fabric, module, fabric_training(fabric, module, optimizer, steps, **options)
 
+    def steps(self, at_least: int) -> int:
+        """A number of steps after which the ranks hold the same values."""
+        return -(-at_least // self.period) * self.period
+
+    def expected(
+        self, case: Case, averages: bool, steps: int, clip: Mapping[str, float] | None = None
+    ) -> tuple[dict[str, Tensor], list[float]]:
+        """Values by name that a training of ``steps`` must end with, and the norms before clipping.
+
+        Args:
+            case: of the check.
+            averages: whether the strategy ``averages_gradients``: the reference is one process that trains with plain
+                torch on the whole of each batch. Else it is the strategy itself, from equal initial values and with
+                nothing in between; its gradients are clipped by torch, on each rank by itself. A collective.
+            steps: how many.
+            clip: arguments of ``clip_gradients``.
+        """
+        if averages:
+            reference = seeded(self.model)
+            norms = plain_training(reference, steps, clip=clip)
+            return self.values_of(reference), norms
+        fabric = self.fabric(case)
+        module, optimizer = self.set_up(fabric)
+        norms = fabric_training(fabric, module, optimizer, steps, clip=clip, clip_by_torch=True)
+        found = self.values(fabric, module)
+        fabric.close()
+        return found, norms
+
+    def values_of(self, module: nn.Module) -> dict[str, Tensor]:
+        """The values of a plain module, by name."""
+        return {name: value.detach().cpu().float() for name, value in module.state_dict().items()}
+
     def values(self, fabric: Fabric, module: Any) -> dict[str, Tensor]:
         """The full values of a set-up module by the user's names. A collective; ranks but the first may get none."""
         state = fabric.strategy.get_module_state_dict(link_of(module).forward_module)
         return {name: value.detach().cpu().float() for name, value in state.items() if isinstance(value, Tensor)}
 
-    def expect_values(self, case: Case, found: Mapping[str, Tensor], module: nn.Module, what: str) -> None:
-        """Fail unless rank 0 has the values of ``module`` (and every other rank that has any)."""
+    def expect_values(
+        self, case: Case, found: Mapping[str, Tensor], expected: nn.Module | Mapping[str, Tensor], what: str
+    ) -> None:
+        """Fail unless rank 0 has the expected values, those of a module (and every other rank that has any)."""
         if case.rank and not found:
             return
-        for name, expected in module.state_dict().items():
+        for name, value in (self.values_of(expected) if isinstance(expected, nn.Module) else expected).items():
             case.expect(name in found, f"a value named {name!r}", sorted(found))
-            case.expect_close(found[name], expected.float(), f"{name!r} {what}", self.tolerance)
+            case.expect_close(found[name], value, f"{name!r} {what}", self.tolerance)
 
 
 def _told(arguments: Mapping[str, Any]) -> str:

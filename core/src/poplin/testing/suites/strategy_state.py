@@ -79,33 +79,60 @@ class Saving(StrategyBase):
 
     @requirement("Strategy.load_checkpoint", processes=SEVERAL)
     def test_a_training_goes_on_from_a_checkpoint_as_if_it_had_never_stopped(self, case: Case) -> None:
-        """Model and optimizer that were loaded train on to the values of an unbroken training."""
+        """What was loaded trains on to the values of an unbroken training (or is what was saved: local SGD)."""
         fabric, module, optimizer = self._trained(case)
+        averages = fabric.strategy.averages_gradients
         path = case.folder / "checkpoint"
         fabric.save(path, {"model": module, "optimizer": optimizer})
         _wait_for(path)
+        saved = [] if averages else [self.values(fabric, module), self._moments(fabric, module, optimizer)]
+        fabric.close()
+        fabric = self.fabric(case)  # with a strategy that knows of nothing but the checkpoint
         fresh, its_optimizer = self.set_up(fabric, seed=5)
         fabric.load(path, {"model": fresh, "optimizer": its_optimizer})
-        fabric_training(fabric, fresh, its_optimizer, STEPS, start=STEPS)
-        reference = seeded(self.model)
-        plain_training(reference, 2 * STEPS)
-        self.expect_values(case, self.values(fabric, fresh), reference, "after a training that was resumed")
+        if not averages:  # the moments of each rank are its own, and a checkpoint has one for all: no run is unbroken
+            self.expect_values(case, self.values(fabric, fresh), saved[0], "after it was loaded")
+            self.expect_values(case, self._moments(fabric, fresh, its_optimizer), saved[1], "after it was loaded")
+        steps = self.steps(STEPS)
+        fabric_training(fabric, fresh, its_optimizer, steps, start=steps)
+        if averages:
+            found = self.values(fabric, fresh)
+            fabric.close()
+            expected, _ = self.expected(case, averages, 2 * steps)
+            self.expect_values(case, found, expected, "after a training that was resumed")
+
+    @requirement("Strategy.get_module_state_dict", processes=SEVERAL)
+    def test_saving_changes_nothing_of_the_training(self, case: Case) -> None:
+        """A training that saves after each step ends with the values of one that doesn't."""
+        fabric = self.fabric(case)
+        averages = fabric.strategy.averages_gradients
+        module, optimizer = self.set_up(fabric)
+        steps = self.steps(STEPS)
+        for step in range(steps):
+            fabric_training(fabric, module, optimizer, 1, start=step)
+            fabric.save(case.folder / f"checkpoint{step}", {"model": module, "optimizer": optimizer})
+        found = self.values(fabric, module)
+        fabric.close()
+        expected, _ = self.expected(case, averages, steps)
+        self.expect_values(case, found, expected, "after a training with checkpoints")
 
     @requirement("Strategy.save_checkpoint", processes=SEVERAL)
     def test_a_single_process_reads_what_was_saved(self, case: Case) -> None:
         """The checkpoint holds full values by the user's names, for any other strategy."""
         fabric, module, _ = self._trained(case)
+        held = self.values(fabric, module)
         path = case.folder / "checkpoint"
         fabric.save(path, {"model": module})
         _wait_for(path)
         fabric.barrier("saved")
         if case.rank == 0:
             reference = seeded(self.model)
-            plain_training(reference, STEPS)
+            plain_training(reference, self.steps(STEPS))
+            expected = self.values_of(reference) if fabric.strategy.averages_gradients else held
             plain = seeded(self.model, 9)
             with _alone(), Fabric(accelerator="cpu", strategy="single_device", devices=1) as single:
                 single.load(path, {"model": single.setup(plain)})
-            self.expect_values(case, plain.state_dict(), reference, "as a single process has read it")
+            self.expect_values(case, self.values_of(plain), expected, "as a single process has read it")
         fabric.barrier("read")
 
     @requirement("Strategy.save_checkpoint", processes=SEVERAL)
@@ -140,8 +167,18 @@ class Saving(StrategyBase):
     def _trained(self, case: Case) -> tuple[Fabric, Any, Any]:
         fabric = self.fabric(case)
         module, optimizer = self.set_up(fabric)
-        fabric_training(fabric, module, optimizer, STEPS)
+        fabric_training(fabric, module, optimizer, self.steps(STEPS))
         return fabric, module, optimizer
+
+    def _moments(self, fabric: Fabric, module: Any, optimizer: Any) -> dict[str, Tensor]:
+        """The tensors of the optimizer's state, by parameter and name of the moment."""
+        state = self._optimizer_state(fabric, module, optimizer).get("state", {})
+        return {
+            f"{moment} of {name}": value.detach().cpu().float()
+            for name, moments in state.items()
+            for moment, value in moments.items()
+            if isinstance(value, Tensor)
+        }
 
     def _optimizer_state(self, fabric: Fabric, module: Any, optimizer: Any) -> Mapping[str, Any]:
         strategy = fabric.strategy

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import nn
 
 from poplin.errors import PoplinError
 from poplin.testing.case import Case, error_or_none
 from poplin.testing.checks import SEVERAL, requirement
 from poplin.testing.suites.strategy_base import StrategyBase
-from poplin.testing.suites.training import SmallNet, fabric_training, plain_training, seeded, share
+from poplin.testing.suites.training import fabric_training, optimizer_of, seeded, share
 from poplin.wrappers import unwrap
 
 STEPS = 4
+#: Why a strategy is not compared with a single process.
+OWN_STEPS = "averages_gradients = False: each rank steps with gradients of its own"
 
 
 class Training(StrategyBase):
     """Checks of setup, forward, backward, gradient synchronisation, clipping and steps."""
 
-    def _equal_to_a_single_process(self, case: Case, **options: Any) -> None:
-        fabric, module, norms = self.trained(case, STEPS, **options)
-        reference = seeded(self.model)
-        expected = plain_training(reference, STEPS, clip=options.get("clip"))
+    def _ends_as_expected(self, case: Case, *, averages: bool | None = None, **options: Any) -> None:
+        fabric, module, norms = self.trained(case, self.steps(STEPS), **options)
         found = self.values(fabric, module)
-        self.expect_values(case, found, reference, f"after {STEPS} steps, as in a single process")
+        averages = fabric.strategy.averages_gradients if averages is None else averages
+        fabric.close()
+        values, expected = self.expected(case, averages, self.steps(STEPS), clip=options.get("clip"))
+        whose = "a single process" if averages else "a run of its own"
+        self.expect_values(case, found, values, f"after {self.steps(STEPS)} steps, as in {whose}")
         case.expect_equal(len(norms), len(expected), "the number of norms that clip_gradients returned")
         if norms:
             case.expect_close(torch.tensor(norms), torch.tensor(expected), "the norms before clipping", self.tolerance)
@@ -34,25 +40,36 @@ class Training(StrategyBase):
     @requirement("Strategy.setup_module", processes=1)
     def test_one_process_trains_as_plain_torch(self, case: Case) -> None:
         """In one process a training ends with the values of a plain torch loop."""
-        self._equal_to_a_single_process(case)
+        self._ends_as_expected(case, averages=True)
 
-    @requirement("Strategy.backward", processes=SEVERAL)
+    @requirement("Strategy.averages_gradients", processes=SEVERAL)
     def test_several_processes_train_as_one(self, case: Case) -> None:
-        """Processes that share each batch end with the values of one process that has all of it."""
-        self._equal_to_a_single_process(case)
+        """``averages_gradients``: processes that share each batch end with the values of one that has all of it."""
+        if not self.launched(case).averages_gradients:
+            case.not_claimed(OWN_STEPS)
+        self._ends_as_expected(case)
+
+    @requirement("Strategy.averages_gradients", processes=SEVERAL)
+    def test_every_process_ends_with_the_same_values(self, case: Case) -> None:
+        """After a training of whole periods the ranks hold the same parameters, to the last bit."""
+        case.needs_several()
+        fabric = self.fabric(case)
+        if fabric.strategy.mutates_module or fabric.strategy.owns_parameters:
+            case.not_claimed("parameters are sharded: mutates_module or owns_parameters is True")
+        module, optimizer = self.set_up(fabric)
+        fabric_training(fabric, module, optimizer, self.steps(STEPS))
+        spread = self._spread(fabric, module.parameters())
+        case.expect(spread == 0, "the same parameters on every rank", f"they differ by {spread:.3g}")
 
     @requirement("Strategy.setup_module", processes=SEVERAL)
     def test_every_process_starts_from_the_values_of_the_first(self, case: Case) -> None:
         """Ranks that were seeded differently train the model of rank 0."""
-        fabric, module, _ = self.trained(case, STEPS, seed=case.rank)
-        reference = seeded(self.model, 0)
-        plain_training(reference, STEPS)
-        self.expect_values(case, self.values(fabric, module), reference, "as trained from rank 0's values")
+        self._ends_as_expected(case, seed=case.rank)
 
     @requirement("Strategy.no_backward_sync", processes=SEVERAL)
     def test_accumulated_gradients_are_those_of_the_whole_batch(self, case: Case) -> None:
         """Micro batches under ``no_backward_sync``, the last one without, step as the whole batch does."""
-        self._equal_to_a_single_process(case, micro_batches=2)
+        self._ends_as_expected(case, micro_batches=2)
 
     @requirement("Strategy.no_backward_sync", processes=SEVERAL)
     def test_gradients_stay_local_without_synchronisation(self, case: Case) -> None:
@@ -62,20 +79,21 @@ class Training(StrategyBase):
         strategy = fabric.strategy
         if not strategy.supports_no_backward_sync:
             case.not_claimed("supports_no_backward_sync = False")
+        if not strategy.averages_gradients:
+            case.not_claimed(OWN_STEPS)
         if strategy.mutates_module or strategy.owns_parameters:
             case.not_claimed("gradients are sharded: mutates_module or owns_parameters is True")
         module, _ = self.set_up(fabric)
         inputs = share(fabric, torch.randn(8, 8, generator=torch.Generator().manual_seed(1)))
         with fabric.no_backward_sync(module):
             fabric.backward(module(inputs).square().sum(), model=module)
-        case.expect(self._spread(fabric, module) > 1e-4, "gradients that differ across ranks", "equal ones")
+        case.expect(self._spread(fabric, _gradients(module)) > 1e-4, "gradients that differ across ranks", "equal ones")
         fabric.backward(module(inputs).square().sum(), model=module)
-        spread = self._spread(fabric, module)
+        spread = self._spread(fabric, _gradients(module))
         case.expect(spread < 1e-5, "equal gradients after a synchronised backward", f"they differ by {spread:.3g}")
 
-    def _spread(self, fabric: Any, module: Any) -> float:
-        gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
-        flat = torch.cat([gradient.detach().flatten() for gradient in gradients])
+    def _spread(self, fabric: Any, tensors: Iterable[torch.Tensor]) -> float:
+        flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
         highest = fabric.strategy.all_reduce(flat.clone(), reduce_op="max")
         lowest = fabric.strategy.all_reduce(flat.clone(), reduce_op="min")
         return float((highest - lowest).abs().max())
@@ -84,7 +102,10 @@ class Training(StrategyBase):
         error = error_or_none(lambda: self.trained(case, 1, clip=clip))
         if isinstance(error, (PoplinError, NotImplementedError)):
             case.not_claimed(f"it refuses to: {error}")
-        self._equal_to_a_single_process(case, clip=clip)
+        strategy = self.create()
+        if not strategy.averages_gradients and (strategy.mutates_module or strategy.owns_parameters):
+            case.not_claimed("gradients are sharded, and no single process's: there is nothing to compare with")
+        self._ends_as_expected(case, clip=clip)
 
     @requirement("Strategy.clip_gradients_norm", processes=SEVERAL)
     def test_clipping_by_norm_is_that_of_a_single_process(self, case: Case) -> None:
@@ -139,12 +160,25 @@ class Training(StrategyBase):
         x, y = torch.randn(8, 8, generator=generator), torch.randn(8, 4, generator=generator)
         fabric.backward(module.scaled_loss(share(fabric, x), share(fabric, y), 2.0), model=module)
         optimizer.step()
-        reference = seeded(SmallNet)
-        assert isinstance(reference, SmallNet)
-        plain = torch.optim.AdamW(reference.parameters(), lr=0.05)
-        reference.scaled_loss(x, y, 2.0).backward()
-        plain.step()
-        self.expect_values(case, self.values(fabric, module), reference, "after a step through the marked method")
+        found = self.values(fabric, module)
+        averages = fabric.strategy.averages_gradients
+        fabric.close()
+        expected = self._through_forward(case, averages, x, y)
+        self.expect_values(case, found, expected, "after a step through the marked method")
+
+    def _through_forward(self, case: Case, averages: bool, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Values after the step of the marked method, taken through forward: by plain torch, or by the strategy."""
+        if averages:
+            reference = seeded(self.model)
+            plain = optimizer_of(reference)
+            (2.0 * nn.functional.mse_loss(reference(x), y)).backward()
+            plain.step()
+            return self.values_of(reference)
+        fabric = self.fabric(case)
+        module, optimizer = self.set_up(fabric)
+        fabric.backward(2.0 * nn.functional.mse_loss(module(share(fabric, x)), share(fabric, y)), model=module)
+        optimizer.step()
+        return self.values(fabric, module)
 
     @requirement("Strategy.mutates_module", processes=SEVERAL)
     def test_the_users_module_stays_what_it_was(self, case: Case) -> None:
@@ -213,3 +247,7 @@ class Training(StrategyBase):
         for name in ("dataset", "collate_fn", "worker_init_fn"):
             error = error_or_none(lambda name=name: pickle.dumps(getattr(loader, name, None)))  # type: ignore[misc]
             case.expect(error is None, f"a {name} that pickles", repr(error))
+
+
+def _gradients(module: Any) -> list[torch.Tensor]:
+    return [parameter.grad for parameter in module.parameters() if parameter.grad is not None]

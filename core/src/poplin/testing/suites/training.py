@@ -86,7 +86,7 @@ def plain_training(
     return norms
 
 
-def _plain_clip(module: nn.Module, clip: Mapping[str, float]) -> float | None:
+def _plain_clip(module: Any, clip: Mapping[str, float]) -> float | None:
     if "max_norm" in clip:
         return float(nn.utils.clip_grad_norm_(module.parameters(), clip["max_norm"], clip.get("norm_type", 2.0)))
     if "clip_val" in clip:
@@ -103,6 +103,7 @@ def fabric_training(
     start: int = 0,
     micro_batches: int = 1,
     clip: Mapping[str, float] | None = None,
+    clip_by_torch: bool = False,
 ) -> list[float]:
     """Train a set-up module on this process's share of each batch.
 
@@ -114,6 +115,7 @@ def fabric_training(
         start: number of the first step.
         micro_batches: in how many parts this process takes its share; gradients are synchronised after the last.
         clip: arguments of ``clip_gradients``.
+        clip_by_torch: clip what gradients this process has by torch's functions, and not by ``clip_gradients``.
 
     Returns:
         The norm before clipping at each step, if the norm is clipped.
@@ -125,9 +127,12 @@ def fabric_training(
             with fabric.no_backward_sync(module, enabled=number + 1 < len(parts)):
                 loss = nn.functional.mse_loss(module(inputs), targets) / len(parts)
                 fabric.backward(loss, model=module)
-        if clip:
+        norm = None
+        if clip_by_torch:
+            norm = _plain_clip(module, clip or {})
+        elif clip:
             norm = fabric.clip_gradients(module, optimizer, **clip)  # type: ignore[arg-type]
-            norms += [] if norm is None else [float(norm)]
+        norms += [] if norm is None else [float(norm)]
         optimizer.step()
         optimizer.zero_grad()
     return norms
