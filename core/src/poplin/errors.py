@@ -93,7 +93,7 @@ class IncompatiblePluginError(BrokenPluginError):
 
 
 class HardwareAbsentError(LookupFailedError, RuntimeError):
-    """The plugin is installed and works, and the device it serves is not here."""
+    """The plugin is installed and works, and the device it serves is not here, or of a type that torch doesn't know."""
 
 
 class DevicesBusyError(PoplinError, RuntimeError):

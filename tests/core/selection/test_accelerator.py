@@ -8,7 +8,7 @@ import pytest
 import torch
 from selection_fakes import GPU, AbsentGPU, Many
 
-from poplin.accelerators import CPUAccelerator
+from poplin.accelerators import Accelerator, CPUAccelerator
 from poplin.errors import (
     ArgumentTypeError,
     BlockedNameError,
@@ -124,6 +124,61 @@ def test_absent_by_name_and_by_object(choose, offer):
             choose(accelerator=accelerator)
         assert isinstance(caught.value, MisconfigurationException)
         assert isinstance(caught.value, RuntimeError)  # which moved `except` clauses expect
+
+
+class Unregistered(Accelerator):
+    """Devices of a type that no library has registered with torch."""
+
+    device_type = "acme"
+
+    @staticmethod
+    def name():
+        return "acme"
+
+
+@pytest.mark.parametrize("by", ["name", "object"])
+def test_a_device_type_that_torch_does_not_know_is_no_matter_of_another_machine(choose, offer, by):
+    """It said "Run it where there is such a device", which helps nobody whose torch can't have one."""
+    offer("accelerators", "acme", Unregistered)
+    with pytest.raises(HardwareAbsentError, match=r"knows no device type 'acme'.*the library that registers") as caught:
+        choose(accelerator="acme" if by == "name" else Unregistered())
+    told = str(caught.value)
+    assert "torch.utils.rename_privateuse1_backend" in told
+    assert "group torch.backends" in told
+    assert "Run it where" not in told
+    assert "opengl" not in told  # torch's own words list every type there is
+
+
+@pytest.mark.parametrize("devices", [1, "auto"])
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_device_type_that_torch_does_not_know_is_not_blamed_on_the_devices(choose, offer, devices, counts):
+    """Its own availability() says yes, and ``devices=1: the accelerator can't use it`` was told."""
+
+    class Hopeful(Unregistered):
+        @classmethod
+        def availability(cls):
+            return True, "two boards are on the bus"
+
+        if counts:
+
+            @classmethod
+            def auto_device_count(cls):
+                return 2
+
+    offer("accelerators", "acme", Hopeful)
+    with pytest.raises(HardwareAbsentError, match=r"knows no device type 'acme'.*the library that registers") as caught:
+        choose(accelerator="acme", devices=devices)
+    assert "opengl" not in str(caught.value)
+
+
+def test_the_reason_of_an_absent_device_is_short():
+    """Each skipped check of the compliance suite repeats it."""
+    assert Unregistered.availability() == (False, f"this torch {torch.__version__} knows no device type 'acme'")
+    nameless = type("Nameless", (Unregistered,), {"device_type": "meta"})  # a type without a module
+    assert nameless.availability() == (
+        False,
+        f"nothing has brought torch {torch.__version__} its module for 'meta' devices",
+    )
 
 
 def test_torch_sees_a_device_that_nothing_serves(choose, monkeypatch):

@@ -60,9 +60,13 @@ class Accelerator(Extension, ABC):
             available = bool(cls.is_available())
             return available, f"{cls.__name__}.is_available() says {'yes' if available else 'no'}"
         try:
+            torch.device(cls.device_type)
+        except RuntimeError:  # whose words are a list of all the types that torch knows
+            return False, f"this torch {torch.__version__} knows no device type {cls.device_type!r}"
+        try:
             module = torch.get_device_module(cls.device_type)
-        except (RuntimeError, AttributeError) as error:
-            return False, f"this torch {torch.__version__} knows no device type {cls.device_type!r} ({error})"
+        except (RuntimeError, AttributeError):
+            return False, f"nothing has brought torch {torch.__version__} its module for {cls.device_type!r} devices"
         if not module.is_available():
             return False, f"torch reports no {cls.device_type!r} device"
         return True, f"torch reports {module.device_count()} {cls.device_type!r} device(s)"

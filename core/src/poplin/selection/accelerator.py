@@ -86,7 +86,7 @@ def _of_object(source: Source, reason: str, trace: Trace) -> Accelerator:
     name = guarded(label_of(accelerator), accelerator.name)
     available, why = _availability(accelerator, label_of(accelerator))
     if not available:
-        raise HardwareAbsentError(f"The accelerator {name!r} has no device here: {why}. {_HERE_INSTEAD}.")
+        raise HardwareAbsentError(f"The accelerator {name!r} has no device here: {why}. {_instead(accelerator)}")
     trace.note("accelerator", name, f"{reason}; {why}", label_of(accelerator))
     return accelerator
 
@@ -96,11 +96,12 @@ def _of_name(name: str, reason: str, trace: Trace) -> Accelerator:
 
 
 def _of_found(found: Found, reason: str, trace: Trace) -> Accelerator:
-    available, why = _availability(_class_of(found), label(found.provider))
+    offer = _class_of(found)
+    available, why = _availability(offer, label(found.provider))
     if not available:
         raise HardwareAbsentError(
             f"The accelerator {found.name!r} ({label(found.provider)}) is installed, and has no device here: {why}. "
-            f"{_HERE_INSTEAD}."
+            f"{_instead(offer)}"
         )
     trace.note("accelerator", found.name, f"{reason}; {why}", found.provider)
     return created(found, Accelerator)
@@ -111,6 +112,14 @@ def _availability(accelerator: Any, who: str) -> tuple[bool, str]:
     if not (isinstance(answer, tuple) and len(answer) == 2):
         raise BrokenPluginError(f"{who}: availability() returned {answer!r} and not (available, reason).")
     return bool(answer[0]), str(answer[1])
+
+
+def _instead(accelerator: Any) -> str:
+    """What to do where ``accelerator`` has no device."""
+    device_type = getattr(accelerator, "device_type", None)
+    if isinstance(device_type, str) and device_type and not torch_devices.is_known(device_type):
+        return torch_devices.what_makes_known(device_type)
+    return f"{_HERE_INSTEAD}."
 
 
 def _class_of(found: Found) -> Any:

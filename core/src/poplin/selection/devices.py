@@ -15,6 +15,7 @@ from poplin.errors import (
     HardwareAbsentError,
     PoplinError,
 )
+from poplin.selection import torch_devices
 from poplin.selection.carried import Carried
 from poplin.selection.common import because, guarded, label_of
 from poplin.selection.request import Request, contradiction, describe
@@ -87,8 +88,11 @@ def _nodes_from_environment(environment: ClusterEnvironment, per_node: int) -> t
 
 def _from_accelerator(accelerator: Accelerator, environment: ClusterEnvironment, interactive: bool) -> tuple[int, str]:
     who = label_of(accelerator)
-    count = guarded(f"{who}: auto_device_count()", accelerator.auto_device_count)
     name = accelerator.name()
+    try:
+        count = guarded(f"{who}: auto_device_count()", accelerator.auto_device_count)
+    except BrokenPluginError as error:
+        raise _unknown_type(accelerator) or error from error.__cause__
     if count < 1:
         raise HardwareAbsentError(f"devices='auto': the accelerator {name!r} counts {count} devices here.")
     if interactive and count > 1:
@@ -108,6 +112,8 @@ def _parse(accelerator: Accelerator, value: Any) -> tuple[torch.device, ...]:
     except TypeError as error:
         raise ArgumentTypeError(f"{said} ({error}).") from error
     except (Exception, SystemExit) as error:
+        if (unknown := _unknown_type(accelerator)) is not None:
+            raise unknown from error
         raise ArgumentValueError(f"{said} ({type(error).__name__}: {error}).") from error
     if not isinstance(devices, (list, tuple)) or not all(isinstance(device, torch.device) for device in devices):
         raise BrokenPluginError(
@@ -116,6 +122,17 @@ def _parse(accelerator: Accelerator, value: Any) -> tuple[torch.device, ...]:
     if not devices:
         raise ArgumentValueError(f"devices={describe(value)}: at least one device is needed; -1 means all of them.")
     return tuple(devices)
+
+
+def _unknown_type(accelerator: Accelerator) -> HardwareAbsentError | None:
+    """The error where something failed because torch can have no such device; what was asked for is not at fault."""
+    device_type = accelerator.device_type
+    if torch_devices.is_known(device_type):
+        return None
+    return HardwareAbsentError(
+        f"The accelerator {accelerator.name()!r} ({label_of(accelerator)}) says that its devices are here, and this "
+        f"torch {torch.__version__} knows no device type {device_type!r}. {torch_devices.what_makes_known(device_type)}"
+    )
 
 
 def _equal(devices: tuple[torch.device, ...], own: list[torch.device]) -> bool:
