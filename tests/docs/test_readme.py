@@ -68,6 +68,18 @@ def test_the_plugin_that_it_teaches_works(written_plugin):
     assert "poplin-acme" in text
 
 
+def test_the_logger_that_it_teaches_writes_json_whatever_is_logged(written_plugin, tmp_path):
+    """A NaN stood in the file as ``NaN``, which is not JSON."""
+    _, site = written_plugin
+    script = "from poplin import Fabric\nfabric = Fabric(accelerator='cpu', devices=1, loggers='jsonl')\n"
+    script += "fabric.log_dict({'a': float('nan'), 'b': float('-inf'), 'c': 2})\nfabric.close()\n"
+    (tmp_path / "train.py").write_text(script)
+    run("train.py", cwd=tmp_path, path=[site])
+    text = (tmp_path / "metrics.jsonl").read_text()
+    row = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert row == {"step": None, "a": "nan", "b": "-inf", "c": 2}
+
+
 def test_the_commands_that_it_shows_work(tmp_path):
     shown = re.findall(r"^    poplin (.*?)(?:  +#.*)?$", README, flags=re.MULTILINE)
     assert len(shown) == 5

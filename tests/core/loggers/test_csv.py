@@ -192,6 +192,16 @@ def test_hyperparameters(tmp_path):
         logger.log_hyperparams([1])
 
 
+def test_what_is_not_finite_is_no_number_of_json(tmp_path):
+    """``NaN`` and ``Infinity`` stood in the file, which no strict reader takes."""
+    logger = CSVLogger(tmp_path)
+    logger.log_hyperparams({"limit": math.inf, "nested": [torch.tensor([math.nan, 1.0]), {"low": -math.inf}]})
+    text = (Path(logger.log_dir) / "hparams.json").read_text()
+    params = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert params == {"limit": "inf", "nested": [["nan", 1.0], {"low": "-inf"}]}
+    assert float(params["limit"]) == math.inf
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import math
 import os
 from argparse import Namespace
 from collections.abc import Mapping
@@ -37,7 +38,10 @@ def merge_hyperparameters(path: str, params: Mapping[str, Any]) -> None:
 
 
 def plain_values(value: Any) -> Any:
-    """``value`` as JSON can hold it; what has no counterpart there becomes its text."""
+    """``value`` as JSON can hold it; what has no counterpart there becomes its text.
+
+    NaN and the infinities have none: they become "nan", "inf" and "-inf", which ``float`` reads.
+    """
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, enum.Enum):
@@ -45,7 +49,7 @@ def plain_values(value: Any) -> Any:
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
-        return float(value)
+        return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, Mapping):
         return {str(key): plain_values(item) for key, item in value.items()}
     if isinstance(value, Namespace):

@@ -32,5 +32,6 @@ def what_makes_known(device_type: str) -> str:
     return (
         f"A device type that torch doesn't know, as {device_type!r} here, comes with the library that registers it (by "
         "torch.utils.rename_privateuse1_backend, and an entry point in the group torch.backends, by which `import "
-        "torch` loads the library), or with another build of torch. Install that, or use accelerator='auto' or another one."
+        "torch` loads the library), or with another build of torch. Install that, or use accelerator='auto' or "
+        "another one."
     )
