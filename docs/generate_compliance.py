@@ -26,7 +26,8 @@ INTRODUCTION = """\
 the same suites. There are two ways to run one:
 
 - from the command line, on what is installed: `poplin plugins check NAME` or `poplin plugins check DISTRIBUTION`;
-- from a test file, where pytest (`pip install "poplin-core[testing]"`) runs each check as a test:
+- from a test file, where pytest runs each check as a test (a package of `poplin plugins new` has it by
+  `pip install -e '.[test]'`; by itself it comes with `pip install "poplin-core[testing]"`):
 
 ```python
 from poplin.testing import PackagingCompliance, StrategyCompliance
@@ -43,11 +44,33 @@ class TestPackage(PackagingCompliance):
 Where a name is not enough, override `create`; the object must be made without help of the test's process, because most
 checks run in processes of their own. The same from a program: `for outcome in poplin.testing.check("acme"): ...`.
 
+## A suite that comes with the package
+
+What a suite must know (how a logger's file is read back, to how many digits a precision computes, which model a
+strategy has a plan for) its author says once, in a subclass in the package itself, and names it in the metadata:
+
+```toml
+[project.entry-points."poplin.compliance"]
+acme = "poplin_acme.compliance:AcmeCompliance"
+```
+
+`poplin plugins check` then runs this one, for everybody who has the package; the tests subclass it. The name of the
+entry point is yours to choose. The suite says itself what it is for: a `name` of the package's, or none for all names of
+its kind; one for the name stands before one for all, and a name that no suite of the package is for gets that of
+its kind. The module is imported for a check only, and may import `poplin.testing`, which needs no pytest.
+
+`poplin plugins check NAME --suite MODULE:CLASS` runs another one, from an importable module (the current folder counts)
+or a file: `--suite tests/test_acme.py:TestAcme`. It takes the place of the suite of its kind; with the name of a
+distribution packaging and other kinds are checked as ever.
+
+## What comes of a check
+
 Each check passes, fails, or is **not claimed**: the extension itself says that it does not do this, by
 `picklable = False`, one device only, or no hardware here; or the suite was not told enough (no `read`, no `variables`).
 pytest shows the last as skipped, with the reason. A failure says what was expected, what was found, and which member of
 the interface it is about. To say of one check that it can't hold, and why:
-`exempt = {"test_the_check": "the reason"}`.
+`exempt = {"test_the_check": "the reason"}`, by the name of its method, which a failure shows: `test_` and the title of
+the check with `_` for blanks. A name that is no check of the suite is an error.
 
 ## How the checks run
 

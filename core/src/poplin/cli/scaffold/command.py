@@ -18,6 +18,19 @@ from poplin.registry.names import fold, is_registrable
 #: End of the name of each template; without it, tools would read them as what they are not yet.
 _END = ".template"
 
+#: The entry point by which a package brings its suite.
+_COMPLIANCE = """
+# What the compliance suite must know of it, for `poplin plugins check`.
+[project.entry-points."poplin.compliance"]
+{key} = "{package}.compliance:{stem}Compliance"
+"""
+#: What the README says of the tests: of what offers no name, and of what does.
+_TESTS = (
+    "The tests use it as a script would, and hold the package to the rules for packages.",
+    "The tests run Poplin's compliance suites on it and its package. What the suite must know of it is in\n"
+    "`src/__PACKAGE__/compliance.py`; `poplin plugins check __DISTRIBUTION__` runs the same wherever it is installed.",
+)
+
 
 def new(kind: str, name: str, folder: str | None = None) -> int:
     """Write a complete package with one plugin.
@@ -94,6 +107,8 @@ def _values(subject: Subject, name: str, distribution: str) -> dict[str, str]:
         "SINGULAR": subject.singular,
         "GROUP": subject.group,
         "MODULE": subject.module,
+        "COMPLIANCE": _COMPLIANCE.format(key=_key(name), package=package, stem=stem) if subject.kind else "",
+        "TESTS": _TESTS[bool(subject.kind)].replace("__PACKAGE__", package).replace("__DISTRIBUTION__", distribution),
         "CORE": f"poplin-core>={major}.{minor},<{following}",
         "ENTRY_POINTS": "\n".join(f"{_key(point)} = {value!r}".replace("'", '"') for point, value in points.items()),
     }

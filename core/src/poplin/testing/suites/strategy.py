@@ -15,8 +15,9 @@ How to use it::
 
 One launch with one rank and one with ``world_size`` ranks serve all checks. A strategy whose ``check`` refuses several
 devices (or one) is not claimed to serve them. ``mutates_module``, ``picklable``, ``supports_no_backward_sync``,
-``owns_parameters`` and ``checkpoint_io_name`` are read: what they rule out is not claimed. Where the model of the
-checks can't be served, override ``model``; where the Fabric needs more arguments, override ``fabric``.
+``averages_gradients``, ``owns_parameters`` and ``checkpoint_io_name`` are read: what they rule out is not claimed.
+Where the model of the checks can't be served, override ``model``; where the Fabric needs more arguments, override
+``fabric``.
 """
 
 from __future__ import annotations
@@ -29,4 +30,13 @@ from poplin.testing.suites.strategy_training import Training
 
 
 class StrategyCompliance(Faults, Saving, Training, Collectives, Common):
-    """What every strategy must do: collectives, training as one process does, saving and loading, failing together."""
+    """What every strategy must do: collectives, training as one process does, saving and loading, failing together.
+
+    What is trained is compared with one process that has the whole of each batch: a step of all ranks is taken to be
+    its step, as under synchronous data parallelism, sharding and pipelines. A strategy of another kind says
+    ``averages_gradients = False`` (local SGD, whose ranks step by themselves and average parameters now and then) and
+    tells the suite its ``period``. Then its runs are compared with one another: with and without accumulation,
+    clipping by torch, saving in between, other seeds on other ranks; after a whole number of periods all ranks hold the
+    same values; and what was loaded is what was saved. In one process it trains as plain torch does; if it doesn't (an
+    outer optimizer), exempt that check.
+    """

@@ -127,7 +127,7 @@ def fabric_training(
             with fabric.no_backward_sync(module, enabled=number + 1 < len(parts)):
                 loss = nn.functional.mse_loss(module(inputs), targets) / len(parts)
                 fabric.backward(loss, model=module)
-        norm = None
+        norm: Any = None
         if clip_by_torch:
             norm = _plain_clip(module, clip or {})
         elif clip:
