@@ -55,7 +55,7 @@ acme = "poplin_acme.compliance:AcmeCompliance"
 ```
 
 `poplin plugins check` then runs this one, for everybody who has the package; the tests subclass it. The name of the
-entry point is yours to choose. The suite says itself what it is for: a `name` of the package's, or none for all names of
+entry point is yours to choose. The suite says itself what it is for: a `name` of the package's, or none for all of
 its kind; one for the name stands before one for all, and a name that no suite of the package is for gets that of
 its kind. The module is imported for a check only, and may import `poplin.testing`, which needs no pytest.
 
