@@ -12,7 +12,7 @@ import pytest
 
 from poplin.cli import app
 from poplin.cli.scaffold import command
-from poplin.cli.scaffold.kinds import SUBJECTS
+from poplin.cli.scaffold.kinds import SUBJECTS, key_of
 from poplin.registry.kinds import CALLBACK_GROUPS, KINDS
 
 
@@ -123,8 +123,39 @@ def test_a_package_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_wrong_kind_is_a_wrong_call(capsys):
+@pytest.mark.parametrize(
+    ("written", "kind"),
+    [
+        ("Strategy", "strategy"),
+        ("strategies", "strategy"),
+        ("checkpoint-io", "checkpoint_io"),
+        ("CHECKPOINT_IO", "checkpoint_io"),
+        ("Checkpoint IOs", "checkpoint_io"),
+        ("callback", "callbacks"),
+        ("callbacks-factory", "callbacks"),
+        *((kind, kind) for kind in SUBJECTS),
+        *((subject.kind, kind) for kind, subject in SUBJECTS.items() if subject.kind),
+    ],
+)
+def test_a_kind_is_understood_as_it_is_written(written, kind):
+    assert key_of(written) == kind
+
+
+def test_the_command_takes_a_kind_in_the_plural(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert app.main(["plugins", "new", "Loggers", "acme"]) == 0
+    assert "the logger 'acme'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("written", "near"), [("stratgy", "strategy"), ("checkpoints_io", "checkpoint_io"), ("xyz", None), ("", None)]
+)
+def test_a_wrong_kind_is_a_wrong_call(written, near, capsys):
     with pytest.raises(SystemExit) as ended:
-        app.main(["plugins", "new", "loggers", "acme"])
+        app.main(["plugins", "new", written, "acme"])
     assert ended.value.code == 2
-    assert "'logger'" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"{written!r} is no kind of plugin." in told
+    assert ("Did you mean" in told) == (near is not None)
+    assert near is None or f"Did you mean {near!r}?" in told
+    assert ", ".join(SUBJECTS) in told

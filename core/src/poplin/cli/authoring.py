@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from poplin.cli.options import Parser, add_plugin_option, positive
-from poplin.errors import MissingPackageError
+from poplin.errors import ArgumentValueError, MissingPackageError
 
 
 def add_author_actions(actions: argparse._SubParsersAction[Parser]) -> None:
@@ -18,7 +18,7 @@ def add_author_actions(actions: argparse._SubParsersAction[Parser]) -> None:
         description="Write a complete package: metadata, a light plugin module, an implementation that works, tests "
         "that run the compliance suite, README and a CI workflow. It installs and passes its tests as it is.",
     )
-    new.add_argument("kind", choices=sorted(SUBJECTS), metavar="KIND", help=", ".join(SUBJECTS))
+    new.add_argument("kind", type=_kind, metavar="KIND", help=", ".join(SUBJECTS))
     new.add_argument("name", help="the name that users will write, as in Fabric(strategy=NAME)")
     new.add_option("--folder", help="where to write it (default: a new folder poplin-NAME here)")
     new.set_defaults(serve=_new)
@@ -58,6 +58,16 @@ def add_migrate_command(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     add_plugin_option(migrate)
     migrate.set_defaults(serve=_migrate)
+
+
+def _kind(written: str) -> str:
+    """What argparse makes of KIND: a kind that isn't one is a wrong call."""
+    from poplin.cli.scaffold.kinds import key_of
+
+    try:
+        return key_of(written)
+    except ArgumentValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _new(options: argparse.Namespace) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import NamedTuple
 
-from poplin.registry.kinds import AMBIENT_GROUP, CALLBACK_GROUPS, KINDS
+from poplin.errors import ArgumentValueError
+from poplin.registry.kinds import AMBIENT_GROUP, CALLBACK_GROUPS, CALLBACKS, KINDS
+from poplin.registry.names import fold
 
 
 class Subject(NamedTuple):
@@ -51,3 +54,19 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "ambient": Subject("ambient plugin", AMBIENT_GROUP, _ANY_FABRIC, "plugin", ""),
 }
+
+
+def key_of(written: str) -> str:
+    """The key of ``SUBJECTS`` that is meant: in the plural too, whatever the case, and with ``-`` for ``_``.
+
+    Raises:
+        ArgumentValueError: none is; the message names what comes near, and all.
+    """
+    meant = {fold(key): key for key in SUBJECTS} | {"callback": "callbacks", fold(CALLBACKS): "callbacks"}
+    meant |= {fold(subject.kind): key for key, subject in SUBJECTS.items() if subject.kind}
+    word = fold(written.replace(" ", "_"))
+    if word in meant:
+        return meant[word]
+    near = difflib.get_close_matches(word, meant, n=1)
+    hint = f" Did you mean {meant[near[0]]!r}?" if near else ""
+    raise ArgumentValueError(f"{written!r} is no kind of plugin.{hint} The kinds are {', '.join(SUBJECTS)}.")
