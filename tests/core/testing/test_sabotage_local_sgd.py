@@ -89,7 +89,6 @@ class ClaimsToBeSynchronous(Suite):
         "clipping by value is that of a single process",
         "a marked method is a forward",
         "a training goes on from a checkpoint as if it had never stopped",
-        "saving changes nothing of the training",
         "a single process reads what was saved",
     )
 

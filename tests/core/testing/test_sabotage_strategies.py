@@ -4,6 +4,7 @@ Each is torch's data parallelism by `poplin-ddp` but for the fault.
 """
 
 import contextlib
+import copy
 import pickle
 import threading
 import time
@@ -207,6 +208,7 @@ class GradientsAreNotAveraged(Suite):
 
     finds = (
         "several processes train as one",
+        "every process ends with the same values",
         "every process starts from the values of the first",
         "accumulated gradients are those of the whole batch",
         "gradients stay local without synchronisation",
@@ -391,6 +393,17 @@ class ForgetsMoments(Suite):
     class made_of(DDPStrategy):
         def load_optimizer_state(self, optimizer, state, names):
             pass
+
+
+class HalvesMomentsWhereItSaves(Suite):
+    finds = "saving changes nothing of the training"
+
+    class made_of(DDPStrategy):
+        def get_optimizer_state(self, optimizer, names, sharded=False):
+            state = copy.deepcopy(super().get_optimizer_state(optimizer, names, sharded))
+            for moments in optimizer.state.values():
+                moments["exp_avg"] *= 0.5
+            return state
 
 
 class WritesNamesOfItsOwn(Suite):

@@ -1,18 +1,23 @@
 """How suites run: what a check may do to its processes, what is told of it, and what the others lose by it."""
 
+import math
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
+import torch
 
 from poplin.errors import ArgumentValueError, UnknownNameError
 from poplin.testing import (
     SEVERAL,
+    Case,
     Compliance,
+    ComplianceError,
     LoggerCompliance,
     Outcome,
     check,
@@ -138,6 +143,36 @@ def test_a_name_is_checked_without_a_test_file():
     assert [outcome.message for outcome in outcomes if outcome.check == "what was logged can be read back"] == [
         "the suite has no read(): its package can bring a suite that has"
     ]
+
+
+def _told(found, expected, tolerance=1e-6):
+    with pytest.raises(ComplianceError) as caught:
+        Case(0, 1, Path()).expect_close(found, expected, "a weight", tolerance)
+    return str(caught.value)
+
+
+def test_tensors_that_differ_are_told_by_the_place_that_differs():
+    """Large tensors are cut off, often before the first element that differs."""
+    wanted = torch.full((8, 4), 0.25)
+    found = wanted.clone()
+    found[3, 2] = 0.125
+    found[7] = 0.24
+    told = _told(found, wanted)
+    assert told.endswith("largest difference at [3, 2]: 0.125 instead of 0.25; 5 of 32 differ")
+    assert "5 of 32" not in _told(found, wanted, 0.05)  # within the tolerance nothing differs
+    assert _told(torch.tensor(1.0), torch.tensor(2.0)).endswith("largest difference: 1 instead of 2; 1 of 1 differ")
+    told = _told(torch.tensor([1.0000003]), torch.tensor([1.0]), 0.0)
+    assert "1.00000036 instead of 1;" in told  # digits enough to see it
+
+
+def test_infinities_and_nan_that_differ_are_told_too():
+    nan, inf = math.nan, math.inf
+    alike = torch.tensor([nan, inf, -inf, 1.0])
+    Case(0, 1, Path()).expect_close(alike, alike.clone(), "a weight")
+    told = _told(torch.tensor([nan, inf, 5.0, 1.0]), torch.tensor([nan, inf, 1.0, nan]))
+    assert told.endswith("largest difference at [3]: 1 instead of nan; 2 of 4 differ")
+    told = _told(torch.tensor([inf, inf]), torch.tensor([inf, -inf]))
+    assert told.endswith("largest difference at [1]: inf instead of -inf; 1 of 2 differ")
 
 
 def test_a_package_is_checked_with_all_that_it_offers():

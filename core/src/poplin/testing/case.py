@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -89,18 +90,26 @@ class Case:
         self.expect(found == expected, f"{what}: {expected!r}", repr(found))
 
     def expect_close(self, found: Tensor, expected: Tensor, what: str, tolerance: float = 1e-6) -> None:
-        """Fail unless two tensors have one shape and differ by ``tolerance`` at most, infinities and NaN alike."""
+        """Fail unless two tensors have one shape and differ by ``tolerance`` at most, infinities and NaN alike.
+
+        The failure says where they differ most, what stands there, and how many elements differ.
+        """
         import torch
 
         wanted, got = expected.detach().double().cpu(), found.detach().double().cpu()
         self.expect_equal(tuple(got.shape), tuple(wanted.shape), f"shape of {what}")
-        if torch.allclose(got, wanted, rtol=tolerance, atol=tolerance, equal_nan=True):
+        differs = ~torch.isclose(got, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
+        if not differs.any():
             return
-        distance = (got - wanted).abs().max().item() if got.numel() else 0.0
+        # where one is NaN, or infinite in the other direction, nothing differs more
+        distance = (got - wanted).abs().nan_to_num(nan=math.inf).masked_fill(~differs, 0.0)
+        index = tuple(int(one) for one in torch.unravel_index(distance.argmax(), distance.shape))
+        place = f" at {list(index)}" if index else ""
         self.expect(
             False,
             f"{what} within {tolerance:g} of {_short(wanted)}",
-            f"{_short(got)}, which differs by {distance:.3g}",
+            f"{_short(got)}\nlargest difference{place}: {got[index].item():.9g} instead of {wanted[index].item():.9g}; "
+            f"{int(differs.sum())} of {differs.numel()} differ",
         )
 
     def expect_error(
