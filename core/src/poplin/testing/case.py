@@ -101,8 +101,8 @@ class Case:
         differs = ~torch.isclose(got, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
         if not differs.any():
             return
-        # where one is NaN, or infinite in the other direction, nothing differs more
-        distance = (got - wanted).abs().nan_to_num(nan=math.inf).masked_fill(~differs, 0.0)
+        # a NaN in one of them only differs more than any number
+        distance = (got - wanted).abs().nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(~differs, 0.0)
         index = tuple(int(one) for one in torch.unravel_index(distance.argmax(), distance.shape))
         place = f" at {list(index)}" if index else ""
         self.expect(
