@@ -77,6 +77,20 @@ def test_the_report_in_lines(monkeypatch, capsys):
     assert told[-1].startswith("acme: 1 passed, 1 failed, 1 not claimed (")
 
 
+def test_a_long_reason_is_told_once_in_full(monkeypatch, capsys):
+    reason = "the strategy refuses accelerator='cpu', devices=2: it runs on devices that are not here at all"
+    found = [
+        Outcome(subject, "Suite", f"check {index}", "Strategy", "not claimed", message)
+        for subject in ("strategies/a", "strategies/b")
+        for index, message in enumerate((reason, "short", reason, "short"))
+    ]
+    checked(monkeypatch, found=found)
+    short = "as above: the strategy refuses accelerator='cpu', devices=2: it ..."
+    told = [line for line in capsys.readouterr().out.splitlines() if "not claimed  " in line]
+    wanted = (reason, "short", short, "short") * 2
+    assert told == [f"  not claimed  check {index % 4} ({message})" for index, message in enumerate(wanted)]
+
+
 def test_the_report_in_json(monkeypatch, capsys):
     found = outcomes("passed", "not claimed")
     code, asked = checked(monkeypatch, "--json", "--world-size=3", "--accelerator", "cpu", "--suite=a:B", found=found)

@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from poplin.errors import UnknownNameError
@@ -20,6 +20,9 @@ from poplin.testing import check as run_checks
 
 #: How an outcome begins.
 _MARKS = {"passed": "passed     ", "failed": "FAILED     ", "not claimed": "not claimed"}
+
+#: How much of a reason is repeated, in characters.
+_SHORT = 60
 
 
 def check(reference: str, *, suite: str | None, settings: Mapping[str, Any], as_json: bool) -> int:
@@ -44,7 +47,7 @@ def check(reference: str, *, suite: str | None, settings: Mapping[str, Any], as_
     outcomes: list[Outcome] = []
     for outcome in _outcomes(reference, suite, settings):
         if not as_json:
-            _print(outcome, outcomes[-1].subject if outcomes else "")
+            _print(outcome, outcomes)
         outcomes.append(outcome)
     counts: Counter[str] = Counter(outcome.status for outcome in outcomes)
     if as_json:
@@ -70,13 +73,21 @@ def _subject(reference: str) -> str:
     return found[0].distribution if found else reference
 
 
-def _print(outcome: Outcome, previous: str) -> None:
-    if outcome.subject != previous:
-        print(f"{chr(10) if previous else ''}{outcome.subject} ({outcome.suite})")
+def _print(outcome: Outcome, before: Sequence[Outcome]) -> None:
+    if not before or outcome.subject != before[-1].subject:
+        print(f"{chr(10) if before else ''}{outcome.subject} ({outcome.suite})")
     line = f"  {_MARKS[outcome.status]}  {outcome.check}"
     if outcome.status == "not claimed":
-        line += f" ({outcome.message})"
+        line += f" ({_reason(outcome, before)})"
     print(line)
     if outcome.status == "failed":
         print(textwrap.indent(outcome.message, "      "))
     sys.stdout.flush()
+
+
+def _reason(outcome: Outcome, before: Sequence[Outcome]) -> str:
+    """Why a check is not claimed; in short where it was told in full: forty checks may have one reason."""
+    if any((one.subject, one.message) == (outcome.subject, outcome.message) for one in before):
+        short = textwrap.shorten(outcome.message, _SHORT, placeholder=" ...")
+        return outcome.message if short == outcome.message else f"as above: {short}"
+    return outcome.message
