@@ -1,4 +1,4 @@
-"""Write docs/plugin-api.md from the docstrings of the interfaces and hooks: ``python docs/generate_plugin_api.py``.
+"""Write docs/plugin-api.md from the docstrings of what authors use: ``python docs/generate_plugin_api.py``.
 
 A test compares the page with what this would write, so the reference can't fall behind the code.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
+import textwrap
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from poplin import errors, faces
 from poplin.registry import hookspecs
 from poplin.registry.kinds import AMBIENT_GROUP, CALLBACK_GROUPS, KINDS
 from poplin.testing import reference
@@ -25,7 +27,8 @@ INTRODUCTION = """\
 [Writing a plugin](writing-a-plugin.md) leads through it; this is the reference. An offer is a class, a callable, or
 `lazy("module:attr", **presets)`; it is called with its presets and nothing else. When every choice is made the chosen
 objects may veto the selection (`check`), then each learns of it (`bind`), and gives back what it took at the end
-(`teardown`). ★ marks what an implementation must give; all else has a default that suits one plain device.
+(`teardown`). ★ marks what an implementation must give; all else has a default that suits one plain device. At the end
+stand the [helpers](#helpers-for-authors), of which extensions are usually made, and the errors.
 """
 
 ROLES = """\
@@ -49,6 +52,22 @@ A registered name has lower-case letters and digits, and `.`, `_`, `-` between t
 can be written; case does not count, and `-`, `_`, `.` are one. Two packages that offer one name are a conflict, and
 `dist:name` picks one of them; the built-in names can't be taken.
 """
+
+HELPERS = """\
+## Helpers for authors
+
+What the public modules have besides the interfaces: classes to derive from, and functions of which extensions are
+usually made. Scripts may use them, too. Of a class that extends another one, only what it adds is listed.
+"""
+
+#: Public modules, in the order of the page.
+FACES = (*(kind.face for kind in KINDS.values()), "poplin.wrappers", "poplin.utilities", "poplin.registry")
+
+#: What these modules have and this page leaves to another: ``module.name`` → the page.
+ELSEWHERE = {
+    "poplin.accelerators.ACCELERATOR_REGISTRY": "migrate.md",
+    "poplin.strategies.STRATEGY_REGISTRY": "migrate.md",
+}
 
 
 def page() -> str:
@@ -77,7 +96,14 @@ def page() -> str:
         parts += [f"### `{name}{signature}`\n", inspect.cleandoc(function.__doc__ or "") + "\n"]
     parts += _functions()
     for cls in _interfaces():
-        parts += [f"## {cls.__name__}\n", inspect.cleandoc(cls.__doc__ or "") + "\n", reference.table(cls)]
+        parts += [f"## {cls.__name__}\n", _doc(cls) + "\n", reference.table(cls)]
+    parts.append(HELPERS)
+    for face in FACES:
+        names = helpers(face)
+        parts += [f"### {face}\n"] * bool(names)
+        for name, value in names.items():
+            parts += _helper(face, name, value)
+    parts += _errors()
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -91,6 +117,10 @@ def _hook_table(hooks: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+#: What a plugin module needs of `poplin`, besides `hookimpl`.
+FUNCTIONS = ("lazy", "register")
+
+
 def _functions() -> list[str]:
     """What a plugin module and a script need, from `poplin` itself."""
     import poplin
@@ -100,10 +130,9 @@ def _functions() -> list[str]:
     parts += [
         "Marks a function of a plugin module as the implementation of the hook of its name. (pluggy's own marker.)\n"
     ]
-    for name in ("lazy", "register"):
+    for name in FUNCTIONS:
         function = getattr(poplin, name)
-        signature = re.sub(r"(?<!')'([^']+)'(?!')", r"\1", str(inspect.signature(function)))
-        parts += [f"### `{name}{signature}`\n", inspect.cleandoc(function.__doc__ or "") + "\n"]
+        parts += [f"### `{name}{_signature(function)}`\n", _doc(function) + "\n"]
     return parts
 
 
@@ -118,6 +147,95 @@ def _interfaces() -> list[type]:
         if kind.name == "strategies":
             found.append(ParallelStrategy)
     return found
+
+
+def public_names(face: str) -> list[str]:
+    """The names that ``face`` is meant to be asked for."""
+    module = importlib.import_module(face)
+    names = {*module.__all__, *faces.own_names(face)}
+    return sorted((name for name in names if not name.startswith("_")), key=str.casefold)
+
+
+def helpers(face: str) -> dict[str, Any]:
+    """The public names of ``face`` that stand neither above on the page nor on another page, with what they are."""
+    module = importlib.import_module(face)
+    above = {"hookimpl", "hookspecs", *FUNCTIONS, *(cls.__name__ for cls in _interfaces())}
+    found = {name: getattr(module, name) for name in public_names(face) if name not in above}
+    return {
+        name: value
+        for name, value in found.items()
+        if f"{face}.{name}" not in ELSEWHERE and getattr(value, "__module__", "") != errors.__name__
+    }
+
+
+def _helper(face: str, name: str, value: Any) -> list[str]:
+    """One name of a public module."""
+    if isinstance(value, ModuleType):
+        return [f"#### `{name}`\n", "*module*\n", _doc(value) + "\n"]
+    if not callable(value):  # an alias of types
+        return [f"#### `{name} = {value}`\n"]
+    if not value.__module__.startswith("poplin."):
+        return [f"#### `{name}`\n", f"That of `{value.__module__}`.\n"]
+    if value.__name__ != name:
+        return [f"#### `{name}`\n", f"Another name of `{value.__name__}`.\n"]
+    if not isinstance(value, type):
+        return [f"#### `{name}{_signature(value)}`\n", _doc(value) + "\n"]
+    parts = [f"#### `{name}{_signature(value)}`\n", "*class*\n", _doc(value) + "\n"]
+    for member in reference.members(value):
+        if member.doc and member.name != "__init__" and not _is_told_before(value, member.name):
+            form = f"{member.form}: " if member.form not in ("method", "attribute") else ""
+            parts.append(f"- {form}`{member.signature}`\n\n{textwrap.indent(member.doc, '  ')}\n")
+    return parts
+
+
+def _is_told_before(cls: type, member: str) -> bool:
+    """Whether a base of ``cls`` has this member: an interface, another helper, or a class of Python's or torch's."""
+    return any(member in vars(base) for base in cls.__mro__[1:])
+
+
+def _errors() -> list[str]:
+    """The errors, in one line each."""
+    parts = ["### poplin.errors\n", "| error | what has happened |", "|---|---|"]
+    for name, value in vars(errors).items():
+        if isinstance(value, type) and value.__module__ == errors.__name__:
+            parts.append(f"| `{name}` | {' '.join(_doc(value).partition(chr(10) * 2)[0].split())} |")
+    return [*parts, ""]
+
+
+def _doc(thing: Any) -> str:
+    return inspect.cleandoc(thing.__doc__ or "")
+
+
+def _signature(function: Any) -> str:
+    """The arguments, with annotations as they are written in the source."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of something that is written in C
+        return ""
+    parameters = list(signature.parameters.values())
+    if isinstance(function, type):
+        signature = signature.replace(return_annotation=inspect.Signature.empty)
+        if [one.kind for one in parameters] == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]:
+            parameters = []  # of a __new__ that looks at none
+    if isinstance(signature.return_annotation, str):
+        signature = signature.replace(return_annotation=_Bare(signature.return_annotation))
+    return str(signature.replace(parameters=[_readable(one) for one in parameters]))
+
+
+def _readable(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Without what Python puts around annotations that are strings, and without addresses in memory."""
+    annotation = getattr(parameter.annotation, "__forward_arg__", parameter.annotation)  # of a NamedTuple
+    if isinstance(annotation, str):
+        parameter = parameter.replace(annotation=_Bare(annotation))
+    if inspect.isroutine(parameter.default):
+        parameter = parameter.replace(default=_Bare("..."))
+    return parameter
+
+
+class _Bare(str):
+    """A text that stands in a signature as it is."""
+
+    __repr__ = str.__str__
 
 
 if __name__ == "__main__":
