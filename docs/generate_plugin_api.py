@@ -153,7 +153,7 @@ def public_names(face: str) -> list[str]:
     """The names that ``face`` is meant to be asked for."""
     module = importlib.import_module(face)
     names = {*module.__all__, *faces.own_names(face)}
-    return sorted((name for name in names if not name.startswith("_")), key=str.casefold)
+    return sorted((name for name in names if not name.startswith("_")), key=lambda name: (name.casefold(), name))
 
 
 def helpers(face: str) -> dict[str, Any]:
