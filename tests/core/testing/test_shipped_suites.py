@@ -148,9 +148,7 @@ def test_what_is_exempt_must_be_a_check_of_the_suite():
         class Titled(LoggerCompliance):
             exempt = {"it can be closed at any time": "the title of a check is not its method"}
 
-    with pytest.raises(
-        ArgumentValueError, match="names 'test_xyz'.* Its checks: .*test_only_rank_zero_writes"
-    ):
+    with pytest.raises(ArgumentValueError, match="names 'test_xyz'.* Its checks: .*test_only_rank_zero_writes"):
 
         class Far(LoggerCompliance):
             exempt = {"test_xyz": "no such check"}
