@@ -98,7 +98,10 @@ class ClaimsToBeSynchronous(Suite):
 
 class NeverAverages(Suite):
     slow = False
-    finds = ("every process ends with the same values",)
+    finds = (
+        "every process ends with the same values",
+        "a training goes on from a checkpoint as if it had never stopped",  # there is none that a file could hold
+    )
 
     class made_of(LocalSGD):
         def average(self):
@@ -168,6 +171,49 @@ class ForgetsMoments(Suite):
     class made_of(LocalSGD):
         def load_optimizer_state(self, optimizer, state, names):
             pass
+
+
+class OuterMomentum(LocalSGD):
+    """What the ranks have moved since they met is a gradient of an outer optimizer: DiLoCo."""
+
+    def setup_module(self, module):
+        super().setup_module(module)
+        self._anchor = [parameter.detach().clone() for parameter in module.parameters()]
+        self._outer = torch.optim.SGD(self._anchor, lr=0.7, momentum=0.9, nesterov=True)
+        return module
+
+    def average(self):
+        for module in self._modules:
+            parameters = list(module.parameters())
+            with torch.no_grad():
+                for anchor, parameter in zip(self._anchor, parameters, strict=True):
+                    anchor.grad = self.all_reduce(anchor - parameter)
+                self._outer.step()
+                for anchor, parameter in zip(self._anchor, parameters, strict=True):
+                    parameter.copy_(anchor)
+
+    def state_dict(self):
+        return {"anchor": self._anchor, "outer": self._outer.state_dict(), "steps": self._steps}
+
+    def load_state_dict(self, state):
+        for anchor, value in zip(self._anchor, state["anchor"], strict=True):
+            anchor.copy_(value)
+        self._outer.load_state_dict(state["outer"])
+        self._steps = state["steps"]
+
+
+class SoundWithState(Suite):
+    exempt = Suite.exempt | {"test_one_process_trains_as_plain_torch": "the outer optimizer has a part in it"}
+    made_of = OuterMomentum
+
+
+class ForgetsItsState(SoundWithState):
+    slow = False
+    finds = ("a training goes on from a checkpoint as if it had never stopped",)
+
+    class made_of(OuterMomentum):
+        def state_dict(self):
+            return {}
 
 
 FAULTS = [one for one in vars().values() if isinstance(one, type) and issubclass(one, Suite) and one is not Suite]

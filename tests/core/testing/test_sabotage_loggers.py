@@ -180,7 +180,13 @@ def test_the_check_that_names_the_fault_fails_and_no_other(suite):
     assert set(failed) == ({suite.finds} if suite.finds else set()), "\n".join(failed.values())
     for outcome in outcomes:
         if outcome.status == "failed":
-            for part in (outcome.check.replace(" ", "_"), f"about:    {outcome.member}", "required:", "expected:", "found:"):
+            for part in (
+                outcome.check.replace(" ", "_"),
+                f"about:    {outcome.member}",
+                "required:",
+                "expected:",
+                "found:",
+            ):
                 assert part in outcome.message
 
 

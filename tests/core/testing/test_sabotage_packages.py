@@ -86,6 +86,14 @@ FAULTS = {
             "class Other(LoggerCompliance):\n    name = 'other'\n",
         },
     ),
+    "a suite that exempts what is no check": (
+        "the suites that it brings are for what it offers",
+        {
+            "entry_points": SOUND["entry_points"] | {"poplin.compliance": {"acme": "acme_poplin.compliance:Other"}},
+            "compliance": "from poplin.testing import LoggerCompliance\n\n\n"
+            "class Other(LoggerCompliance):\n    exempt = {'test_it_is_red_back': 'not a check'}\n",
+        },
+    ),
     "a suite that needs what is not there": (
         "the suites that it brings are for what it offers",
         {

@@ -142,13 +142,18 @@ def test_a_suite_is_found_in_the_folder_where_the_command_is_given(acme, tmp_pat
         assert "Traceback" not in told
 
 
+class Titled(LoggerCompliance):
+    name = "csv"
+    exempt = {"it can be closed at any time": "the title of a check is not its method"}
+
+
+class Far(LoggerCompliance):
+    name = "csv"
+    exempt = {"test_xyz": "no such check"}
+
+
 def test_what_is_exempt_must_be_a_check_of_the_suite():
     with pytest.raises(ArgumentValueError, match=re.escape("Is it 'test_it_can_be_closed_at_any_time'?")):
-
-        class Titled(LoggerCompliance):
-            exempt = {"it can be closed at any time": "the title of a check is not its method"}
-
-    with pytest.raises(ArgumentValueError, match="names 'test_xyz'.* Its checks: .*test_only_rank_zero_writes"):
-
-        class Far(LoggerCompliance):
-            exempt = {"test_xyz": "no such check"}
+        Titled().test_only_rank_zero_writes()
+    with pytest.raises(ArgumentValueError, match="Far.exempt names 'test_xyz'.* Its checks: .*test_only_rank_zero"):
+        list(check("csv", suite=Far))

@@ -61,9 +61,6 @@ class Compliance:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._results = {}
-        for method in cls.exempt:
-            if not hasattr(cls, method):
-                raise ArgumentValueError(_no_such_check(cls, method))
 
     def create(self) -> Any:
         """A new object of the extension that is tested. The default looks :attr:`name` up.
@@ -93,6 +90,7 @@ class Compliance:
 
     def outcome(self, about: Requirement) -> Result:
         """What comes of a check. Those that share a launch run when the first of them is asked for."""
+        check_exempt(type(self))
         results = type(self)._results
         if about.method not in results:
             results |= self._run(about)
@@ -140,8 +138,18 @@ def configured(suite: type[Compliance], **attributes: Any) -> type[Compliance]:
     return type(suite.__name__, (suite,), {**attributes, "_given": attributes, "__module__": suite.__module__})
 
 
-def _no_such_check(suite: type[Compliance], method: str) -> str:
-    known = {one.method: one for one in requirements(suite)}
-    near = difflib.get_close_matches(f"test_{method.replace(' ', '_').removeprefix('test_')}", known, n=1)
-    hint = f" Is it {near[0]!r}?" if near else " Its checks: " + ", ".join(known)
-    return f"{suite.__name__}.exempt names {method!r}, and the suite has no such check.{hint}"
+def check_exempt(suite: type[Compliance]) -> None:
+    """Refuse exemptions of what is no check.
+
+    Not where the class is made: one that is wrong must not take the others of its file with it.
+
+    Raises:
+        ArgumentValueError: with the check that may be meant.
+    """
+    for method in suite.exempt:
+        if hasattr(suite, method):
+            continue
+        known = {one.method: one for one in requirements(suite)}
+        near = difflib.get_close_matches(f"test_{method.replace(' ', '_').removeprefix('test_')}", known, n=1)
+        hint = f" Is it {near[0]!r}?" if near else " Its checks: " + ", ".join(known)
+        raise ArgumentValueError(f"{suite.__name__}.exempt names {method!r}, and the suite has no such check.{hint}")

@@ -33,7 +33,7 @@ from poplin.registry.names import fold, is_registrable, parse_reference
 from poplin.registry.records import CORE, Row
 from poplin.testing.case import Case
 from poplin.testing.checks import requirement
-from poplin.testing.compliance import Compliance
+from poplin.testing.compliance import Compliance, check_exempt
 from poplin.testing.shipped import declared, load
 
 #: The modules of the core that a plugin may import.
@@ -146,6 +146,7 @@ class PackagingCompliance(Compliance):
         for entry, value in declared(self._rows()[0].location):
             try:
                 suite = load(value)
+                check_exempt(suite)
             except ArgumentValueError as error:
                 failed.append(f"{entry}: {error}")
                 continue

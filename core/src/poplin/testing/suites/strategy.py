@@ -37,6 +37,7 @@ class StrategyCompliance(Faults, Saving, Training, Collectives, Common):
     ``averages_gradients = False`` (local SGD, whose ranks step by themselves and average parameters now and then) and
     tells the suite its ``period``. Then its runs are compared with one another: with and without accumulation,
     clipping by torch, saving in between, other seeds on other ranks; after a whole number of periods all ranks hold the
-    same values; and what was loaded is what was saved. In one process it trains as plain torch does; if it doesn't (an
-    outer optimizer), exempt that check.
+    same values. It is resumed there with an inner optimizer that remembers nothing, so what the strategy itself must
+    remember shows; moments of AdamW are each rank's own, and a file has those of rank 0. In one process it trains as
+    plain torch does; if it doesn't (an outer optimizer), exempt that check.
     """

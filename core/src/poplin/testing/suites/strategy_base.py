@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from poplin import Fabric
@@ -19,6 +20,8 @@ from poplin.testing.suites.training import SmallNet, fabric_training, optimizer_
 from poplin.wrappers.sharing import link_of
 
 _REFUSES = "the strategy refuses"
+
+MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 class StrategyBase(Compliance):
@@ -75,10 +78,10 @@ class StrategyBase(Compliance):
         """The strategy of such a Fabric."""
         return self.fabric(case, **options).strategy
 
-    def set_up(self, fabric: Fabric, seed: int = 0) -> tuple[Any, Any]:
+    def set_up(self, fabric: Fabric, seed: int = 0, make_optimizer: MakeOptimizer = optimizer_of) -> tuple[Any, Any]:
         """A new model and its optimizer, set up."""
         module = seeded(self.model, seed)
-        wrapped, optimizer = fabric.setup(module, optimizer_of(module))
+        wrapped, optimizer = fabric.setup(module, make_optimizer(module))
         return wrapped, optimizer
 
     def trained(self, case: Case, steps: int, *, seed: int = 0, **options: Any) -> tuple[Fabric, Any, list[float]]:
@@ -92,7 +95,12 @@ class StrategyBase(Compliance):
         return -(-at_least // self.period) * self.period
 
     def expected(
-        self, case: Case, averages: bool, steps: int, clip: Mapping[str, float] | None = None
+        self,
+        case: Case,
+        averages: bool,
+        steps: int,
+        clip: Mapping[str, float] | None = None,
+        make_optimizer: MakeOptimizer = optimizer_of,
     ) -> tuple[dict[str, Tensor], list[float]]:
         """Values by name that a training of ``steps`` must end with, and the norms before clipping.
 
@@ -103,13 +111,14 @@ class StrategyBase(Compliance):
                 nothing in between; its gradients are clipped by torch, on each rank by itself. A collective.
             steps: how many.
             clip: arguments of ``clip_gradients``.
+            make_optimizer: makes the optimizer of a module.
         """
         if averages:
             reference = seeded(self.model)
-            norms = plain_training(reference, steps, clip=clip)
+            norms = plain_training(reference, steps, clip=clip, make_optimizer=make_optimizer)
             return self.values_of(reference), norms
         fabric = self.fabric(case)
-        module, optimizer = self.set_up(fabric)
+        module, optimizer = self.set_up(fabric, make_optimizer=make_optimizer)
         norms = fabric_training(fabric, module, optimizer, steps, clip=clip, clip_by_torch=True)
         found = self.values(fabric, module)
         fabric.close()

@@ -52,6 +52,11 @@ def optimizer_of(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters(), lr=LEARNING_RATE)
 
 
+def stateless_optimizer_of(module: nn.Module) -> torch.optim.Optimizer:
+    """An optimizer that remembers nothing from step to step."""
+    return torch.optim.SGD(module.parameters(), lr=LEARNING_RATE)
+
+
 def plain_optimizer_of(module: nn.Module) -> torch.optim.Optimizer:
     """An optimizer that is itself at home in float16, where Adam's small denominators are zero."""
     return torch.optim.SGD(module.parameters(), lr=0.5, momentum=0.9)
