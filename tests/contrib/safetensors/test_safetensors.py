@@ -12,6 +12,7 @@ from torch import nn
 from poplin import Fabric
 from poplin.checkpoint import locate, safetensors_metadata
 from poplin.errors import ArgumentTypeError, CheckpointError, DamagedCheckpointError, PossibleUserWarning
+from poplin.strategies import SingleDeviceStrategy
 
 pytestmark = pytest.mark.extras
 
@@ -66,6 +67,32 @@ def test_any_fabric_reads_the_file_and_a_filter_leaves_names_out(io, tmp_path):
         assert torch.equal(other[1].weight, model[1].weight)
         assert torch.equal(other[0].weight, first)
         assert "safetensors" in str(fabric.explain())
+
+
+def test_what_a_strategy_keeps_comes_back_from_it(io, tmp_path):
+    class Outer(SingleDeviceStrategy):
+        momentum = torch.zeros(2)
+
+        def state_dict(self):
+            return {"momentum": self.momentum, "steps": 3}
+
+        def load_state_dict(self, state):
+            self.momentum, self.steps = state["momentum"], state["steps"]
+
+    def run():
+        strategy = Outer(device="cpu")
+        fabric = Fabric(strategy=strategy, plugins=io)
+        model = nn.Linear(2, 2)
+        return fabric, strategy, fabric.setup(model, torch.optim.SGD(model.parameters()))
+
+    fabric, strategy, (model, optimizer) = run()
+    strategy.momentum = torch.tensor([1.0, 2.0])
+    fabric.save(tmp_path / "a.safetensors", {"model": model, "optimizer": optimizer})
+    fabric.close()
+    fabric, strategy, (model, optimizer) = run()
+    assert fabric.load(tmp_path / "a.safetensors", {"model": model, "optimizer": optimizer}) == {}
+    assert (strategy.momentum.tolist(), strategy.steps) == ([1.0, 2.0], 3)
+    fabric.close()
 
 
 def test_a_file_of_somebody_else_is_a_flat_state_dict(io, tmp_path):

@@ -18,6 +18,7 @@ from poplin.checkpoint.partly import refuse_partly_loaded
 from poplin.checkpoint.parts import is_sharded_tensor
 from poplin.checkpoint.safety import Plain
 from poplin.checkpoint.storage import checked_path
+from poplin.checkpoint.strategy_item import strategy_record
 from poplin.checkpoint.tree import Path, with_states
 from poplin.errors import ArgumentTypeError, ArgumentValueError, CheckpointError
 
@@ -65,10 +66,11 @@ def collect(
             states[item.path] = item.gathered(states[item.path])
     collective = [item for item in items.values() if item.collective]
     states.update(on_all_ranks(strategy, doing, lambda: {item.path: _state_of(item) for item in collective}))
+    record = strategy_record(strategy, doing)  # once it is certain that no rank has failed: it may be a collective
     return where, on_all_ranks(
         strategy,
         doing,
-        lambda: _plain(state, items, states, filter, precision, is_sharded(strategy), strategy.is_global_zero),
+        lambda: _plain(state, items, states, filter, precision, record, is_sharded(strategy), strategy.is_global_zero),
     )
 
 
@@ -98,6 +100,7 @@ def _plain(
     states: Mapping[Path, Any],
     filter: Filter | None,
     precision: Precision | None,
+    record: dict[str, Any] | None,
     sharded: bool,
     first: bool,
 ) -> dict[str, Any]:
@@ -106,9 +109,14 @@ def _plain(
     if sharded and not first:
         tree = _shards_only(tree, {path for path, item in items.items() if item.collective}, ()) or {}
     checkpoint = {plain.key(key, ()): plain.value(value, (key,)) for key, value in tree.items()}
-    own = precision.state_dict() if precision is not None and (first or not sharded) else {}
+    own: dict[str, Any] = {}
+    if first or not sharded:
+        if precision is not None and (scaling := precision.state_dict()):
+            own["precision"] = plain.value(scaling, ("precision",))
+        if record is not None:
+            own["strategy"] = record
     if own:
-        checkpoint[RESERVED_KEY] = {"precision": plain.value(own, ("precision",))}
+        checkpoint[RESERVED_KEY] = own
     plain.finish()
     return checkpoint
 

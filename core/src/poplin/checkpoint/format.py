@@ -30,7 +30,7 @@ from poplin.errors import CheckpointError, DamagedCheckpointError
 FORMAT_VERSION = 1
 #: Name of the manifest inside the archive, below its root folder.
 MANIFEST = "poplin/manifest.json"
-#: The key under which a checkpoint carries what is Poplin's own (the state of the precision, for instance).
+#: The key under which a checkpoint carries what is Poplin's own (the states of precision and strategy).
 RESERVED_KEY = "__poplin__"
 #: Under this key stand the states of an object that has one on each rank, in a list.
 PER_RANK_KEY = "__per_rank__"

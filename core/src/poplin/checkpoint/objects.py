@@ -15,10 +15,10 @@ from poplin.checkpoint.items import Item, Run, Undo, user_module
 from poplin.checkpoint.module_item import ModuleItem
 from poplin.checkpoint.optimizer_item import OptimizerItem
 from poplin.checkpoint.tree import Path, find_objects
-from poplin.errors import ArgumentValueError
+from poplin.errors import ArgumentTypeError, ArgumentValueError
+from poplin.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
-    from poplin.strategies.strategy import Strategy
     from poplin.wrappers.setups import Setups
 
 
@@ -36,6 +36,7 @@ def objects_in(state: Mapping[str, Any], strategy: Strategy, setups: Setups | No
     """The adapter of each object in ``state``.
 
     Raises:
+        ArgumentTypeError: a strategy is in it.
         ArgumentValueError: the state contains itself, or is nested too deeply.
     """
     run = run_of(strategy, setups, sharded)
@@ -55,6 +56,11 @@ def item_for(path: Path, value: Any, run: Run) -> Item:
         return ModuleItem(path, value, run)
     if isinstance(value, Optimizer):
         return OptimizerItem(path, value, run)
+    if isinstance(value, Strategy):
+        raise ArgumentTypeError(
+            f"{dotted(path)} is a strategy. What the run's strategy keeps is saved and restored by itself: leave it "
+            "out of the state. Nothing was done."
+        )
     return StatefulItem(path, value, run)
 
 

@@ -16,6 +16,7 @@ from poplin.checkpoint.objects import StatefulItem
 from poplin.checkpoint.optimizer_item import OptimizerItem
 from poplin.checkpoint.partly import mark_partly_loaded, unmark
 from poplin.checkpoint.stored import StoredState
+from poplin.checkpoint.strategy_item import StrategyItem, recorded_state
 from poplin.checkpoint.tree import (
     Path,
     can_be_put_back,
@@ -41,7 +42,7 @@ def restore(
     strategy: Strategy,
     strict: bool,
     precision: Precision | None,
-    precision_state: Any,
+    own: Mapping[str, Any],
     hint: str = "",
     stored: StoredState | None = None,
 ) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def restore(
         strategy: brings the ranks together.
         strict: whether what is missing or unexpected is an error.
         precision: the run's.
-        precision_state: what was saved of it, None if it is not to be restored.
+        own: what was saved of the precision and of the strategy; empty if they are not to be restored.
         hint: more for the message, if it does not fit.
         stored: where the tensors are read from, if ``saved`` has empty ones.
 
@@ -68,6 +69,7 @@ def restore(
     """
     matching = _Matching(items, strict)
     failure: Exception | None = None
+    strategy_state: Any = None
     try:
         matching.match(state, saved, ())
         if hint and matching.findings.fatal(strict):
@@ -77,14 +79,16 @@ def restore(
                 warnings.simplefilter("ignore", PossibleUserWarning)
             matching.findings.conclude(where, strict)
             matching.tell_changed_world(where)
+            strategy_state = recorded_state(strategy, own.get("strategy"), where)
     except Exception as error:  # comparing asks the objects for their state: their own code
         failure = error
     settle(strategy, f"loading {where}", failure)
 
     matched = matching.targets
-    if precision is not None and precision_state:
-        item = _PrecisionItem(("precision",), precision, Run(strategy))
-        matched.append((item, precision_state))
+    if precision is not None and own.get("precision"):
+        matched.append((_PrecisionItem(("precision",), precision, Run(strategy)), own["precision"]))
+    if strategy_state is not None:
+        matched.append((StrategyItem(strategy), strategy_state))
     if stored is None:
         targets: list[Target] = [(item, functools.partial(_same, saved)) for item, saved in matched]
     else:
@@ -174,7 +178,7 @@ class _Restoration:
 
     def __init__(self, where: str, strategy: Strategy, strict: bool) -> None:
         self.where, self.strategy, self.strict = where, strategy, strict
-        self._undos: list[tuple[str, Undo]] = []
+        self._undos: list[tuple[Item, Undo]] = []
         self._items: list[Item] = []
 
     def of(self, targets: Sequence[Target]) -> None:
@@ -182,9 +186,12 @@ class _Restoration:
         self._items = [item for item, _ in targets]
         late = [target for target in targets if _after_modules(target[0])]
         early = [target for target in targets if target[0].may_fail and not _after_modules(target[0])]
+        kept = [target for target in early if isinstance(target[0], StrategyItem)]
+        early = [target for target in early if target not in kept]
         # what needs no collective comes first, so that a rank that fails there leaves no other waiting in one
         self._undoable([target for target in early if not target[0].collective])
         self._undoable([target for target in early if target[0].collective])
+        self._strategys(kept)
         self._final([target for target in targets if not target[0].may_fail])
         self._final(late)
         self._final([target for target in targets if target[0].restored_last])
@@ -192,33 +199,47 @@ class _Restoration:
 
     def _undoable(self, targets: Sequence[Target]) -> None:
         def step() -> None:
-            self._undos += [(item.name, _named(item, "state_dict", item.snapshot)) for item, _ in targets]
-            for item, saved in targets:
-                _named(item, "load_state_dict", functools.partial(_restore, item, saved, self.strict))
+            self._undos += self._snapshots(targets)
+            self._restore_all(targets)
 
-        failure = _attempt(step)
+        self._agreed(step)
+
+    def _strategys(self, targets: Sequence[Target]) -> None:
+        """What the strategy keeps, in steps of their own: each of its methods is called on every rank or on none."""
+        undos: list[tuple[Item, Undo]] = []
+        if targets:
+            self._agreed(lambda: undos.extend(self._snapshots(targets)))
+            self._undos += undos
+            self._agreed(lambda: self._restore_all(targets))
+
+    def _snapshots(self, targets: Sequence[Target]) -> list[tuple[Item, Undo]]:
+        return [(item, _named(item, "state_dict", item.snapshot)) for item, _ in targets]
+
+    def _restore_all(self, targets: Sequence[Target], whole: bool = True) -> None:
+        for item, saved in targets:
+            _named(item, "load_state_dict", functools.partial(_restore, item, saved, self.strict), whole)
+
+    def _agreed(self, step: Callable[[], None]) -> None:
         try:
-            settle(self.strategy, f"loading {self.where}", failure)
+            settle(self.strategy, f"loading {self.where}", _attempt(step))
         except Exception as error:
             self._undo_all(error)
             raise
 
     def _undo_all(self, error: Exception) -> None:
-        for name, undo in reversed(self._undos):
+        for item, undo in reversed(self._undos):
+            if isinstance(error, CollectiveError) and isinstance(item, StrategyItem):
+                error.add_note("What the strategy keeps was not put back: that may need ranks that are in step.")
+                continue
             try:
                 undo()
             except Exception as second:  # the object's own code again
-                error.add_note(f"{name} could not be put back to what it was before: {second!r}")
+                error.add_note(f"{item.name} could not be put back to what it was before: {second!r}")
 
     def _final(self, targets: Sequence[Target]) -> None:
         """What was compared, and runs no code of the user's."""
-
-        def step() -> None:
-            for item, saved in targets:
-                _named(item, "load_state_dict", functools.partial(_restore, item, saved, self.strict), whole=False)
-
         try:
-            settle(self.strategy, f"loading {self.where}", _attempt(step))
+            settle(self.strategy, f"loading {self.where}", _attempt(lambda: self._restore_all(targets, whole=False)))
         except BaseException:
             mark_partly_loaded(self._items, self.where)
             raise

@@ -53,7 +53,7 @@ def save(
         path: a local path or an fsspec URL; rank 0's counts.
         state: a dictionary of modules, optimizers, anything with ``state_dict`` and ``load_state_dict``, plain values,
             and dicts, lists, tuples, namespaces and dataclasses of these.
-        strategy: the bound strategy.
+        strategy: the bound strategy; what it keeps itself travels too.
         precision: its state travels too.
         setups: what the Fabric has set up; names an optimizer's parameters whose module is not in ``state``.
         filter: what is kept of the objects at these (dotted) keys.
@@ -150,10 +150,9 @@ def load(
             whole = functools.partial(stored.complete if state is None else stored.on_demand_in, saved)
             saved = on_all_ranks(strategy, f"loading {where}", whole)
         return saved
-    precision_state = own.get("precision") if isinstance(own, Mapping) else None
-    if not any(isinstance(item, OptimizerItem) for item in items.values()):
-        precision_state = None  # it belongs to the training that is resumed, not to weights alone
-    return restore(where, state, saved, items, strategy, strict, precision, precision_state, stored=stored)
+    if not isinstance(own, Mapping) or not any(isinstance(item, OptimizerItem) for item in items.values()):
+        own = {}  # it belongs to the training that is resumed, not to weights alone
+    return restore(where, state, saved, items, strategy, strict, precision, own, stored=stored)
 
 
 def load_raw(
@@ -201,7 +200,7 @@ def load_raw(
     fitting = [key for key, value in saved.items() if isinstance(value, Mapping) and _fits(item, value)]
     if fitting:
         hint = f"{where} is a checkpoint of several things: use load({where!r}, {{{fitting[0]!r}: ...}})"
-    restore(where, obj, saved, {(): item}, strategy, strict, None, None, hint=hint, stored=stored)
+    restore(where, obj, saved, {(): item}, strategy, strict, None, {}, hint=hint, stored=stored)
 
 
 def _read(

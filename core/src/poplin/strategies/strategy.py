@@ -500,6 +500,33 @@ class Strategy(Extension, ABC):
         assert isinstance(optimizer, Optimizer)
         load_optimizer_state_by_name(optimizer, state, names)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the strategy itself keeps between steps, and must survive a restart: an outer optimizer, a counter.
+
+        Called by ``Fabric.save`` and ``save_async`` on every rank, and before :meth:`load_state_dict` for a way back.
+        A collective, which may use others: all ranks call it, in the same order, and what can fail on one rank alone
+        comes after the last of them. Rank 0's is what is saved, and every rank gets that back: what is to survive must
+        be the same on every rank, or gathered. It must not change the training. Tensors and plain values only, no
+        sharded tensors. The default keeps nothing, and costs a save nothing.
+
+        The checkpoint says which class wrote it, as ``module:qualname`` (a script's is ``__main__``), and only a
+        strategy of exactly that class gets it back. Any other loads the checkpoint as ever, and leaves this out; one
+        that keeps a state itself says so in a warning.
+        """
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned on rank 0. The default does nothing.
+
+        Called by ``Fabric.load`` on every rank, if an optimizer is loaded too (weights alone resume no training) and
+        the checkpoint has a state of this class. Some modules and optimizers are restored after it: don't look at them.
+        If it raises on a rank, it is called once more on every rank, with what :meth:`state_dict` returned before, be
+        it empty. A collective, as that one.
+
+        Args:
+            state: what was read has its tensors on the CPU.
+        """
+
     def save_checkpoint(
         self,
         path: StoragePath,
