@@ -1,47 +1,27 @@
 """Each precision against the public compliance suite, with the real library on the CPU."""
 
 import pytest
-from torch import nn
 
-from poplin.testing import PackagingCompliance, PrecisionCompliance
+from poplin.testing import PackagingCompliance
+from poplin_bitsandbytes.compliance import BitsandbytesCompliance, Int8TrainingCompliance
 
 pytestmark = [pytest.mark.extras, pytest.mark.timeout(300)]
 
 
-class Model(nn.Module):
-    """Layers large enough for blocks of 64 weights, and a norm that trains beside them."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(8, 64)
-        self.norm = nn.LayerNorm(64)
-        self.second = nn.Linear(64, 4)
-
-    def forward(self, inputs):
-        return self.second(self.norm(self.first(inputs)))
-
-
-class OfBitsandbytes(PrecisionCompliance):
-    tolerance = 0.3
-
-    def model(self):
-        return Model()
-
-
-class TestNF4(OfBitsandbytes):
+class TestNF4(BitsandbytesCompliance):
     name = "nf4"
 
 
-class TestFP4DoublyQuantised(OfBitsandbytes):
+class TestFP4DoublyQuantised(BitsandbytesCompliance):
     name = "fp4-dq"
 
 
-class TestInt8(OfBitsandbytes):
+class TestInt8(BitsandbytesCompliance):
     name = "int8"
 
 
-class TestInt8Training(OfBitsandbytes):
-    name = "int8-training"
+class TestInt8Training(Int8TrainingCompliance):
+    pass
 
 
 class TestPackage(PackagingCompliance):

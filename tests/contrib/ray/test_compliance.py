@@ -2,17 +2,14 @@
 
 import pytest
 
-from poplin.testing import LauncherCompliance, PackagingCompliance
+from poplin.testing import PackagingCompliance
+from poplin_ray.compliance import RayCompliance
 
 pytestmark = [pytest.mark.extras, pytest.mark.timeout(600)]
 
 
-class TestRay(LauncherCompliance):
-    name = "ray"
-    limit = 240
-    # Ray's own daemons look now and then whether those that started them live, and its agent may then try for 60 s to
-    # tell a control store that is gone, too
-    patience = 150
+class TestRay(RayCompliance):
+    pass
 
 
 class TestPackage(PackagingCompliance):

@@ -2,14 +2,14 @@
 
 import pytest
 
-from poplin.testing import CheckpointIOCompliance, PackagingCompliance
+from poplin.testing import PackagingCompliance
+from poplin_safetensors.compliance import SafetensorsCompliance
 
 pytestmark = pytest.mark.extras
 
 
-class TestSafetensors(CheckpointIOCompliance):
-    name = "safetensors"
-    suffix = ".safetensors"
+class TestSafetensors(SafetensorsCompliance):
+    pass
 
 
 class TestPackage(PackagingCompliance):

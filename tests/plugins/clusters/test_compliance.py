@@ -1,73 +1,23 @@
 """The environments and their package against the public compliance suites, by the variables of each scheduler."""
 
-import socket
-
-from poplin.testing import EnvironmentCompliance, PackagingCompliance
-
-
-class TestSLURM(EnvironmentCompliance):
-    name = "slurm"
-
-    def variables(self, task):
-        return {
-            "SLURM_NTASKS": str(task.world_size),
-            "SLURM_PROCID": str(task.global_rank),
-            "SLURM_LOCALID": str(task.local_rank),
-            "SLURM_NODEID": str(task.node_rank),
-            "SLURM_JOB_ID": "4242",
-            "SLURM_JOB_NAME": "training",
-            "SLURM_JOB_NUM_NODES": str(task.num_nodes),
-            "SLURM_STEP_NUM_NODES": str(task.num_nodes),
-            "SLURM_STEP_NODELIST": "node[1-2]" if task.num_nodes > 1 else "node1",
-            "SLURM_NODELIST": "node[1-2]" if task.num_nodes > 1 else "node1",
-            "SLURM_STEP_TASKS_PER_NODE": f"{task.local_size}(x{task.num_nodes})",
-            "SLURM_TASKS_PER_NODE": f"{task.local_size}(x{task.num_nodes})",
-        }
+from poplin.testing import PackagingCompliance
+from poplin_clusters.compliance import KubeflowCompliance, LSFCompliance, MPICompliance, SLURMCompliance
 
 
-class TestMPI(EnvironmentCompliance):
-    name = "mpi"
-    layouts = ((1, 2),)  # on several nodes they find each other by MPI itself: see test_real_clusters
-
-    def variables(self, task):
-        return {
-            "OMPI_COMM_WORLD_RANK": str(task.global_rank),
-            "OMPI_COMM_WORLD_SIZE": str(task.world_size),
-            "OMPI_COMM_WORLD_LOCAL_RANK": str(task.local_rank),
-            "OMPI_COMM_WORLD_LOCAL_SIZE": str(task.local_size),
-            "MASTER_ADDR": task.address,
-            "MASTER_PORT": str(task.port),
-            "NODE_RANK": str(task.node_rank),
-        }
+class TestSLURM(SLURMCompliance):
+    pass
 
 
-class TestLSF(EnvironmentCompliance):
-    name = "lsf"
-    layouts = ((1, 2),)  # nodes are told by their host names, and there is one here
-
-    def variables(self, task):
-        return {
-            "LSB_JOBID": "4242",
-            "LSB_HOSTS": f"batch {' '.join([socket.gethostname()] * 2)}",
-            "JSM_NAMESPACE_SIZE": str(task.world_size),
-            "JSM_NAMESPACE_RANK": str(task.global_rank),
-            "JSM_NAMESPACE_LOCAL_RANK": str(task.local_rank),
-            "JSM_NAMESPACE_LOCAL_SIZE": str(task.local_size),
-        }
+class TestMPI(MPICompliance):
+    """On several nodes: see test_real_clusters."""
 
 
-class TestKubeflow(EnvironmentCompliance):
-    name = "kubeflow"
-    layouts = ((2, 1),)  # one process on each node
+class TestLSF(LSFCompliance):
+    pass
 
-    def variables(self, task):
-        return {
-            "KUBERNETES_PORT": "tcp://10.0.0.1:443",
-            "RANK": str(task.global_rank),
-            "WORLD_SIZE": str(task.world_size),
-            "MASTER_ADDR": task.address,
-            "MASTER_PORT": str(task.port),
-        }
+
+class TestKubeflow(KubeflowCompliance):
+    pass
 
 
 class TestPackage(PackagingCompliance):

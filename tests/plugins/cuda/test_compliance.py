@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from poplin.testing import AcceleratorCompliance, PackagingCompliance, StrategyCompliance
+from poplin.testing import AcceleratorCompliance, PackagingCompliance
+from poplin_cuda.compliance import DataParallelCompliance
 
 NEED_A_DEVICE = (
     "test_devices_are_torch_devices_of_its_type",
@@ -54,9 +55,8 @@ class TestCUDAWithFourMadeUp(AcceleratorCompliance):
         torch._C._cuda_getDeviceCount = fakes["_refuse"]  # the runtime, which would spoil a fork
 
 
-class TestDataParallel(StrategyCompliance):
-    name = "dp"
-    accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+class TestDataParallel(DataParallelCompliance):
+    pass
 
 
 class TestPackage(PackagingCompliance):

@@ -1,17 +1,28 @@
-"""The compliance suite on the real DeepSpeed, at the stages that differ most."""
+"""The compliance suites on the real DeepSpeed, the strategy's at the stages that differ most."""
 
 import pytest
 
-from poplin.testing import StrategyCompliance
+from poplin.testing import PackagingCompliance
+from poplin_deepspeed.compliance import (
+    DeepSpeedCheckpointIOCompliance,
+    DeepSpeedCompliance,
+    DeepSpeedStage3Compliance,
+)
 
 pytestmark = [pytest.mark.extras, pytest.mark.timeout(300)]
 
 
-class TestStage1(StrategyCompliance):
+class TestStage1(DeepSpeedCompliance):
     name = "deepspeed_stage_1"
-    limit = 120
 
 
-class TestStage3(StrategyCompliance):
-    name = "deepspeed_stage_3"
-    limit = 120
+class TestStage3(DeepSpeedStage3Compliance):
+    pass
+
+
+class TestCheckpointIO(DeepSpeedCheckpointIOCompliance):
+    pass
+
+
+class TestPackage(PackagingCompliance):
+    distribution = "poplin-deepspeed"

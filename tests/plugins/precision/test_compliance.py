@@ -1,6 +1,7 @@
 """Each precision against the public compliance suite."""
 
 from poplin.testing import PackagingCompliance, PrecisionCompliance
+from poplin_precision.compliance import Float64Compliance
 
 
 class TestFloat16Mixed(PrecisionCompliance):
@@ -19,9 +20,8 @@ class TestBFloat16True(PrecisionCompliance):
     name = "bf16-true"
 
 
-class TestFloat64True(PrecisionCompliance):
-    name = "64-true"
-    tolerance = 1e-5
+class TestFloat64True(Float64Compliance):
+    pass
 
 
 class TestPackage(PackagingCompliance):

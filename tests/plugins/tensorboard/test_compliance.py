@@ -1,23 +1,11 @@
-"""The logger against the public compliance suite; its event files are read back."""
+"""The logger and its package against the public compliance suites; its event files are read back."""
 
-from collections import defaultdict
-
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-from poplin.testing import LoggerCompliance, PackagingCompliance
+from poplin.testing import PackagingCompliance
+from poplin_tensorboard.compliance import TensorBoardCompliance
 
 
-class TestTensorBoard(LoggerCompliance):
-    name = "tensorboard"
-
-    def read(self, logger):
-        events = EventAccumulator(logger.log_dir)
-        events.Reload()
-        rows = defaultdict(dict)
-        for name in events.Tags()["scalars"]:
-            for event in events.Scalars(name):
-                rows[event.step][name] = event.value
-        return [rows[step] for step in sorted(rows)]
+class TestTensorBoard(TensorBoardCompliance):
+    pass
 
 
 class TestPackage(PackagingCompliance):

@@ -3,18 +3,40 @@
 The rest runs with the libraries: `make test-tpu`.
 """
 
-from poplin.testing import AcceleratorCompliance, EnvironmentCompliance, PackagingCompliance
+from poplin.testing import CheckpointIOCompliance, PackagingCompliance
+from poplin_tpu.compliance import (
+    TPUAcceleratorCompliance,
+    XLAEnvironmentCompliance,
+    XLALauncherCompliance,
+    XLAPrecisionCompliance,
+)
 
 
-class TestTPU(AcceleratorCompliance):
+class TestTPU(TPUAcceleratorCompliance):
     name = "tpu"
 
 
-class TestXLA(AcceleratorCompliance):
+class TestXLA(TPUAcceleratorCompliance):
     name = "xla"
 
 
-class TestEnvironment(EnvironmentCompliance):
+class TestBFloat16(XLAPrecisionCompliance):
+    name = "xla-bf16-true"
+
+
+class TestFloat16(XLAPrecisionCompliance):
+    name = "xla-16-true"
+
+
+class TestLauncher(XLALauncherCompliance):
+    pass
+
+
+class TestEnvironment(XLAEnvironmentCompliance):
+    pass
+
+
+class TestCheckpointIO(CheckpointIOCompliance):
     name = "xla"
 
 

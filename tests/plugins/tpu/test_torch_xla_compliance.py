@@ -1,8 +1,8 @@
-"""The accelerator and the strategy for one device against the public compliance suites, on the real torch_xla."""
+"""The accelerator and the strategies of one process against the public compliance suites, on the real torch_xla."""
 
 import pytest
 
-from poplin.testing import AcceleratorCompliance, StrategyCompliance
+from poplin_tpu.compliance import TorchXLACompliance, TPUAcceleratorCompliance
 
 pytestmark = [pytest.mark.xla, pytest.mark.timeout(600)]
 
@@ -14,13 +14,13 @@ def on_the_cpu():
         yield
 
 
-class TestXLA(AcceleratorCompliance):
+class TestXLA(TPUAcceleratorCompliance):
     name = "xla"
-    limit = 200
 
 
-class TestSingle(StrategyCompliance):
+class TestSingle(TorchXLACompliance):
     name = "single_xla"
-    accelerator = "xla"
-    world_size = 1
-    limit = 200
+
+
+class TestSPMD(TorchXLACompliance):
+    name = "xla_spmd"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, debug
 
 from poplin.errors import ArgumentTypeError, ArgumentValueError, SelectionError
 
@@ -62,15 +65,69 @@ def check_sizes(sizes: Sequence[int], world_size: int, names: Sequence[str], arg
         )
 
 
-def make_mesh(device_type: str, sizes: Sequence[int], names: Sequence[str]) -> DeviceMesh:
-    """A mesh over all ranks; a collective. One of a single dimension uses the default process group."""
-    return init_device_mesh(device_type, tuple(sizes), mesh_dim_names=tuple(names))
+def make_mesh(
+    device_type: str, sizes: Sequence[int], names: Sequence[str], timeout: timedelta | None = None
+) -> NamedMesh:
+    """A mesh over all ranks; a collective. A dimension of all ranks uses the default process group.
+
+    There is one mesh of each shape for as long as somebody uses it, because torch takes equal ones for the same, and
+    may compute with the one what belongs to the other. Each call needs one :func:`release_mesh`.
+
+    Args:
+        device_type: of its devices.
+        sizes: of its dimensions.
+        names: of its dimensions.
+        timeout: of the collectives along its dimensions; None takes torch's default.
+    """
+    key = (device_type, tuple(sizes), tuple(names))
+    known = _meshes.get(key)
+    if known is None or not _is_alive(known.mesh):
+        known = _meshes[key] = _Shared(_new_mesh(*key, timeout))
+    known.users += 1
+    return known.mesh
 
 
-def make_named_mesh(device_type: str, sizes: Sequence[int], names: Sequence[str]) -> NamedMesh:
-    """As :func:`make_mesh`, a mesh that also knows Lightning's names."""
+def release_mesh(mesh: DeviceMesh) -> None:
+    """Use a mesh of :func:`make_mesh` no more. With its last user the process groups that were made for it go."""
+    key = next((key for key, shared in _meshes.items() if shared.mesh is mesh), None)
+    if key is None:
+        return  # somebody has destroyed its groups, and another mesh has taken its place
+    _meshes[key].users -= 1
+    if _meshes[key].users == 0:
+        del _meshes[key]
+        _destroy_groups(mesh)
+        _forget_meshes()
+
+
+@dataclass
+class _Shared:
+    """A mesh, and how many use it now."""
+
+    mesh: NamedMesh
+    users: int = 0
+
+
+#: Device type, sizes and names → the mesh.
+_meshes: dict[tuple[str, tuple[int, ...], tuple[str, ...]], _Shared] = {}
+
+
+def _new_mesh(device_type: str, sizes: tuple[int, ...], names: tuple[str, ...], timeout: timedelta | None) -> NamedMesh:
     ranks = torch.arange(dist.get_world_size()).view(*sizes)
-    return NamedMesh(device_type, ranks, mesh_dim_names=tuple(names))
+    # not by init_device_mesh, whose groups have torch's default timeout, whatever that of the default group is
+    groups = [_new_group(ranks, dimension, name, timeout) for dimension, name in enumerate(names)]
+    mesh = DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=names)
+    mesh.__class__ = NamedMesh
+    assert isinstance(mesh, NamedMesh)
+    return mesh
+
+
+def _new_group(ranks: torch.Tensor, dimension: int, name: str, timeout: timedelta | None) -> Any:
+    """This rank's process group along ``dimension``."""
+    rows = ranks.movedim(dimension, -1).reshape(-1, ranks.shape[dimension]).tolist()
+    if len(rows) == 1:
+        return dist.group.WORLD
+    made = [dist.new_group(row, timeout=timeout, group_desc=f"mesh_{name}") for row in rows]
+    return next(group for group, row in zip(made, rows, strict=True) if dist.get_rank() in row)
 
 
 def data_dimensions(mesh: DeviceMesh) -> tuple[str, ...]:
@@ -79,11 +136,30 @@ def data_dimensions(mesh: DeviceMesh) -> tuple[str, ...]:
     return tuple(name for name in names if name in (REPLICATE, SHARD))
 
 
-def destroy_groups(mesh: DeviceMesh) -> None:
+def _destroy_groups(mesh: DeviceMesh) -> None:
     """Destroy the process groups that were made for ``mesh``; the default one isn't of them."""
-    if not dist.is_initialized():
-        return
-    for dimension in range(mesh.ndim):
-        group = mesh.get_group(dimension)
-        if group is not dist.group.WORLD and group in dist.distributed_c10d._world.pg_map:
-            dist.destroy_process_group(group)
+    if _is_alive(mesh):
+        for dimension in range(mesh.ndim):
+            if (group := mesh.get_group(dimension)) is not dist.group.WORLD:
+                dist.destroy_process_group(group)
+
+
+def _is_alive(mesh: DeviceMesh) -> bool:
+    """Whether nobody has destroyed its groups, or the default one with all others, behind our back."""
+    known = dist.distributed_c10d._world.pg_map
+    try:
+        return all(mesh.get_group(dimension) in known for dimension in range(mesh.ndim))
+    except (RuntimeError, ValueError):  # torch knows no group of that name
+        return False
+
+
+def _forget_meshes() -> None:
+    """Let torch forget which mesh the result of an operation is on.
+
+    It remembers that by the arguments of the operation. Those of a later Fabric on an equal mesh would give results on
+    this one, whose process groups are gone.
+    """
+    clear = getattr(debug, "_clear_sharding_prop_cache", None)  # since torch 2.13 there are two caches
+    if clear is None:
+        clear = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear
+    clear()

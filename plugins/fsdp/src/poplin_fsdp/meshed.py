@@ -15,7 +15,7 @@ from poplin.strategies import (
     ParallelStrategy,
 )
 from poplin_fsdp.materialise import Deferral, RngState
-from poplin_fsdp.mesh import data_dimensions, destroy_groups
+from poplin_fsdp.mesh import data_dimensions, release_mesh
 from poplin_fsdp.precision import PRECISIONS, FSDPPrecision, make_precision
 from poplin_fsdp.root import ShardedRoot
 
@@ -146,7 +146,7 @@ class MeshStrategy(ParallelStrategy):
         self._roots.clear()
         self._deferral = None
         if mesh is not None and self._makes_groups:
-            destroy_groups(mesh)
+            release_mesh(mesh)
         super().teardown()
 
     @property

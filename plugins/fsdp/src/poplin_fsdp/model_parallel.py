@@ -16,7 +16,7 @@ from poplin.errors import ArgumentTypeError, ArgumentValueError, SelectionError,
 from poplin.precision import Precision
 from poplin.strategies import Memory, memory_of
 from poplin_fsdp.grouping import groups_of
-from poplin_fsdp.mesh import SHARD, TENSOR, check_sizes, make_named_mesh
+from poplin_fsdp.mesh import SHARD, TENSOR, check_sizes, make_mesh
 from poplin_fsdp.planning import gathered_bytes
 from poplin_fsdp.plans import apply_plan, as_plan, plan_of
 from poplin_fsdp.precision import FSDPPrecision
@@ -128,7 +128,7 @@ class ModelParallelStrategy(ShardedStrategy):
     def _make_mesh(self) -> DeviceMesh:
         sizes = self._sizes(self.world_size, self.num_nodes)
         check_sizes(sizes, self.world_size, _SIZES, type(self).__name__)
-        return make_named_mesh(self._device_type(), sizes, (SHARD, TENSOR))
+        return make_mesh(self._device_type(), sizes, (SHARD, TENSOR), self.timeout)
 
     def make_precision(self, name: str) -> Precision | None:
         precision = super().make_precision(name)

@@ -54,7 +54,10 @@ def apply_plan(module: nn.Module, mesh: DeviceMesh, plan: Mapping[str, Any]) -> 
             close = difflib.get_close_matches(pattern.replace("*", "0"), names, n=1)
             hint = f" Did you mean something like {close[0]!r}?" if close else ""
             raise UsageError(f"The plan names {pattern!r}, and {type(module).__name__} has no such submodule.{hint}")
+    frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
     parallelize_module(module, mesh, expanded)
+    for name in frozen:  # some versions of torch make trained parameters of all
+        module.get_parameter(name).requires_grad_(False)
 
 
 def matches(name: str, pattern: str) -> bool:

@@ -134,10 +134,10 @@ class FSDPStrategy(ShardedStrategy):
         if isinstance(self.sizes, DeviceMesh):
             return self.sizes
         if not self.hybrid:
-            return make_mesh(self._device_type(), (self.world_size,), (SHARD,))
+            return make_mesh(self._device_type(), (self.world_size,), (SHARD,), self.timeout)
         sizes = self.sizes or (self.num_nodes, self.world_size // self.num_nodes)
         check_sizes(sizes, self.world_size, ("replicas", "processes that share one"), f"device_mesh={sizes}")
-        return make_mesh(self._device_type(), sizes, (REPLICATE, SHARD))
+        return make_mesh(self._device_type(), sizes, (REPLICATE, SHARD), self.timeout)
 
     @property
     def _makes_groups(self) -> bool:
