@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ def to_host(state: Any) -> Any:
 
     Those that are one tensor on the device (tied weights) are one on the CPU.
     """
+    if "torch_xla" not in sys.modules:
+        return state  # nobody has made a tensor on a device of its
     xla = runtime.xla()
     xla.sync()
     done: dict[tuple[int, torch.Size], torch.Tensor] = {}
