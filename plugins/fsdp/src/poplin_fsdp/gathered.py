@@ -40,7 +40,10 @@ def _kept(root: ShardedRoot) -> Iterable[tuple[Any, nn.Parameter]]:
     """Those of earlier forwards: torch fills the same parameter again and again, and keeps it where nobody sees it."""
     for part in root.parts:
         state: Any = part._get_fsdp_state()
-        for group in state._fsdp_param_groups:
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:  # older versions of torch have one, or none
+            groups = [group for group in (state._fsdp_param_group,) if group is not None]
+        for group in groups:
             for one in group.fsdp_params:
                 gathered = getattr(one, "_unsharded_param", None)
                 if gathered is not None:

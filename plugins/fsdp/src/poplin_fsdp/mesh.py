@@ -159,7 +159,7 @@ def _forget_meshes() -> None:
     It remembers that by the arguments of the operation. Those of a later Fabric on an equal mesh would give results on
     this one, whose process groups are gone.
     """
-    clear = getattr(debug, "_clear_sharding_prop_cache", None)  # since torch 2.13 there are two caches
+    clear = getattr(debug, "_clear_sharding_prop_cache", None)  # of all caches, where torch has several
     if clear is None:
         clear = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear
     clear()
