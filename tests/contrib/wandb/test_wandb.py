@@ -24,7 +24,7 @@ def finished():
 def test_a_run_has_what_was_given_and_what_was_logged(tmp_path):
     import wandb_files
 
-    from poplin_wandb import WandbLogger
+    from poplin_wandb import WandbLogger, offline
 
     logger = WandbLogger(
         name="baseline", project="digits", group="january", tags=["a", "b"], id="run1", prefix="train",
@@ -42,8 +42,8 @@ def test_a_run_has_what_was_given_and_what_was_logged(tmp_path):
     assert logger.experiment.group == "january"
     fabric.close()
     finished()
-    (path,) = wandb_files.files(tmp_path / "logs")
-    rows = [{name: value for name, value in row.items() if not name.startswith("_")} for row in wandb_files.rows(path)]
+    (path,) = offline.files(tmp_path / "logs")
+    rows = [{name: value for name, value in row.items() if not name.startswith("_")} for row in offline.rows(path)]
     assert rows == [
         {"train-loss": 0.5, "train-acc/top1": 0.25, "trainer/global_step": 5},
         {"train-loss": 0.25, "trainer/global_step": 5},
@@ -58,13 +58,11 @@ def test_a_run_has_what_was_given_and_what_was_logged(tmp_path):
     assert (run.run_id, run.project, run.run_group, run.display_name, sorted(run.tags)) == (
         "run1", "digits", "january", "baseline", ["a", "b"],
     )  # fmt: skip
-    assert wandb_files.exit_code(path) == [0]
+    assert offline.exit_codes(path) == [0]
 
 
 def test_an_exception_marks_the_run_as_failed_and_a_logger_travels_unopened(tmp_path):
-    import wandb_files
-
-    from poplin_wandb import WandbLogger
+    from poplin_wandb import WandbLogger, offline
 
     logger = pickle.loads(pickle.dumps(WandbLogger(save_dir=tmp_path, offline=True, project="digits")))
 
@@ -76,8 +74,8 @@ def test_an_exception_marks_the_run_as_failed_and_a_logger_travels_unopened(tmp_
     with pytest.raises(LookupError, match="on purpose"):
         fail()
     finished()
-    (path,) = wandb_files.files(tmp_path)
-    assert wandb_files.exit_code(path) == [1]
+    (path,) = offline.files(tmp_path)
+    assert offline.exit_codes(path) == [1]
 
 
 def test_a_run_of_the_users_own_is_used_and_left_open(tmp_path):
@@ -100,7 +98,7 @@ def test_a_run_of_the_users_own_is_used_and_left_open(tmp_path):
 
 
 def test_what_wandb_has_written_survives_a_killed_process(tmp_path):
-    import wandb_files
+    from poplin_wandb import offline
 
     script = """
 import os, sys, time
@@ -119,9 +117,9 @@ time.sleep(120)
         try:
             assert any("logged" in line for line in process.stdout)
             deadline = time.monotonic() + 90
-            while time.monotonic() < deadline and not any(map(wandb_files.rows, wandb_files.files(tmp_path))):
+            while time.monotonic() < deadline and not any(map(offline.rows, offline.files(tmp_path))):
                 time.sleep(0.1)
         finally:
             process.kill()
-    (path,) = wandb_files.files(tmp_path)
-    assert [(row["loss"], row["trainer/global_step"]) for row in wandb_files.rows(path)] == [(0.5, 1)]
+    (path,) = offline.files(tmp_path)
+    assert [(row["loss"], row["trainer/global_step"]) for row in offline.rows(path)] == [(0.5, 1)]

@@ -1,47 +1,8 @@
-"""Reads the file that wandb writes offline: protocol buffers in LevelDB's log format, behind a header of 7 bytes."""
+"""What else of wandb's offline file the tests look at."""
 
 import json
-import struct
-from pathlib import Path
 
-_BLOCK = 32768
-_HEADER = 7
-
-
-def records(path):
-    """Each record of the file: a message of wandb's own protocol."""
-    from wandb.proto import wandb_internal_pb2
-
-    content = path.read_bytes()
-    assert content[:4] == b":W&B"
-    position, pieces = _HEADER, b""
-    while position + _HEADER <= len(content):
-        if _BLOCK - position % _BLOCK < _HEADER:  # too little room for another header: the next block
-            position += _BLOCK - position % _BLOCK
-            continue
-        _, length, kind = struct.unpack("<IHB", content[position : position + _HEADER])
-        if kind == 0:
-            break
-        pieces += content[position + _HEADER : position + _HEADER + length]
-        position += _HEADER + length
-        if kind in (1, 4):  # a whole record, or the last piece of one
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(pieces)
-            pieces = b""
-            yield record
-
-
-def files(folder):
-    return sorted(Path(folder).glob("wandb/*run-*/*.wandb"))
-
-
-def rows(path):
-    """The metrics, a dictionary for each call."""
-    return [
-        {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-        for record in records(path)
-        if record.WhichOneof("record_type") == "history"
-    ]
+from poplin_wandb.offline import records
 
 
 def config(path):
@@ -58,7 +19,3 @@ def config(path):
 
 def run_of(path):
     return next(record.run for record in records(path) if record.WhichOneof("record_type") == "run")
-
-
-def exit_code(path):
-    return [record.exit.exit_code for record in records(path) if record.WhichOneof("record_type") == "exit"]
