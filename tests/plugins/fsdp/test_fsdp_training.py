@@ -21,7 +21,7 @@ def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 
 
 def test_every_way_of_sharding_trains_as_one_process_does(ranks):
-    assert len(ranks[0]) == (15 if len(ranks) == 2 else 10)
+    assert len(ranks[0]) == (16 if len(ranks) == 2 else 10)
     far = {
         name: one["distance"]
         for rank in ranks

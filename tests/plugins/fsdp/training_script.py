@@ -131,6 +131,7 @@ if WORLD == 2:
     case("checkpointed", FSDPStrategy(activation_checkpointing_policy={Block}, **BLOCKS))
     frozen_reference = plain(frozen)[0]
     case("frozen parts", FSDPStrategy(**BLOCKS), make=frozen, reference=frozen_reference)
+    case("frozen parts of a plan", TensorParallelStrategy(PLAN, timeout=60), make=frozen, reference=frozen_reference)
     # Muon orthogonalises in bfloat16: a well-conditioned gradient, and the direction of the step
     alone = seeded(Slope)
     alone(1.0).backward()
