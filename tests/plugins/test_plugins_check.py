@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from poplin.testing import Compliance, check, suite_for
-from poplin.testing.shipped import Shipped, chosen, load
+from poplin.testing.shipped import chosen, load
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = sorted(path.parent for path in ROOT.glob("plugins*/*/pyproject.toml"))
@@ -20,7 +20,7 @@ OF_A_CLASS = {"name", "pytestmark", "_results", "_cases"}
 def suites_of(folder):
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     declared = project["entry-points"].get("poplin.compliance", {})
-    return [Shipped(name, load(value)) for name, value in declared.items()]
+    return [load(value) for value in declared.values()]
 
 
 def test_classes(folder):
@@ -52,7 +52,7 @@ def test_the_suite_of_a_name_is_the_one_that_the_tests_run(folder):
         own = {name for part in tested.__mro__[: tested.__mro__.index(wanted)] for name in vars(part)}
         own = {name for name in own - OF_A_CLASS if not name.startswith("__")}
         assert not own, f"{tested.__name__} knows what a user's check does not: {own}"
-    assert {one.suite.__name__ for one in suites if one.suite not in run} == set(), "suites that no test runs"
+    assert {suite.__name__ for suite in suites if suite not in run} == set(), "suites that no test runs"
 
 
 @pytest.mark.parametrize(

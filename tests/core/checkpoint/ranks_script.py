@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import torch
+from outcomes import outcome
 from torch import nn
 
 from poplin import Fabric
@@ -17,14 +18,6 @@ fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
 fabric.launch()
 rank = fabric.global_rank
 seen = {}
-
-
-def outcome(function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return [type(error).__name__, str(error)]
-    return ["no error", ""]
 
 
 def make(seed):

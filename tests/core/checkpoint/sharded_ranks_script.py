@@ -8,6 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(sys.argv[2])))
 
 import torch
+from outcomes import outcome
 from sharding import MeshStrategy, differing, full, make, reference, step, values
 from torch import nn
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -20,14 +21,6 @@ from poplin.testing import report
 folder = Path(sys.argv[1])
 expected = reference()
 seen = {}
-
-
-def outcome(function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return [type(error).__name__, str(error)]
-    return ["no error", ""]
 
 
 def fabric_with(layout, **kwargs):

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import torch
+from outcomes import outcome
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -16,14 +17,6 @@ from poplin.testing import report
 
 folder = Path(sys.argv[1])
 seen = {}
-
-
-def outcome(function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return [type(error).__name__, str(error)]
-    return ["no error", ""]
 
 
 class Outer(ParallelStrategy):

@@ -13,7 +13,7 @@ from poplin.registry.records import CORE, RUNTIME, Row
 from poplin.testing.checks import requirements
 from poplin.testing.compliance import Compliance, configured
 from poplin.testing.outcomes import Outcome
-from poplin.testing.shipped import Shipped, chosen, load, shipped, suite_of
+from poplin.testing.shipped import chosen, load, shipped
 
 #: kind → the suite for it, as ``module:class``.
 SUITES = {
@@ -75,12 +75,12 @@ def check(reference: str, *, suite: str | type[Compliance] | None = None, **sett
     def suite_for_row(row: Row) -> type[Compliance]:
         if given is not None and given.kind == row.kind:
             return given
-        return suite_of(row, brought.get(row.location, [])) or suite_for(row.kind)
+        return chosen(brought.get(row.location, []), row.kind, row.name) or suite_for(row.kind)
 
     if distribution is not None:
         of_package = [one for found in brought.values() for one in found]
-        packaging = given if given is not None and given.kind == PACKAGES else _packaging(of_package)
-        yield from run_suite(configured(packaging, distribution=distribution), distribution)
+        packaging = given if given is not None and given.kind == PACKAGES else chosen(of_package, PACKAGES)
+        yield from run_suite(configured(packaging or load(PACKAGING), distribution=distribution), distribution)
         rows = _one_of_each_class(rows, suite_for_row)
     for row in rows:
         name = row.name if row.distribution in (CORE, RUNTIME) else f"{row.distribution}:{row.name}"
@@ -130,10 +130,6 @@ def _rows(reference: str) -> tuple[list[Row], str | None]:
 
 def _is_installed(row: Row) -> bool:
     return row.distribution not in (CORE, RUNTIME)
-
-
-def _packaging(brought: list[Shipped]) -> type[Compliance]:
-    return chosen(brought, PACKAGES) or load(PACKAGING)
 
 
 def _one_of_each_class(rows: list[Row], suite_for_row: Callable[[Row], type[Compliance]]) -> list[Row]:

@@ -9,24 +9,14 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from pathlib import Path
-from typing import NamedTuple
 
 from poplin.errors import ArgumentValueError
 from poplin.registry.names import fold, parse_reference
-from poplin.registry.records import Row
 from poplin.testing.compliance import Compliance
 from poplin.testing.loading import load_file
 
 #: The group of entry points. Their names are the author's choice: a suite says itself what it is for.
 GROUP = "poplin.compliance"
-
-
-class Shipped(NamedTuple):
-    """A suite that a package declares."""
-
-    #: Its entry point: ``name = module:Class``.
-    entry: str
-    suite: type[Compliance]
 
 
 def declared(location: str) -> list[tuple[str, str]]:
@@ -39,27 +29,22 @@ def declared(location: str) -> list[tuple[str, str]]:
     return sorted((point.name, point.value) for point in points if point.group == GROUP)
 
 
-def shipped(location: str) -> list[Shipped]:
+def shipped(location: str) -> list[type[Compliance]]:
     """The suites that a package declares.
 
     Raises:
         ArgumentValueError: one can't be had.
     """
-    return [Shipped(f"{name} = {value}", load(value)) for name, value in declared(location)]
+    return [load(value) for _, value in declared(location)]
 
 
-def chosen(suites: list[Shipped], kind: str, name: str | None = None) -> type[Compliance] | None:
+def chosen(suites: list[type[Compliance]], kind: str, name: str | None = None) -> type[Compliance] | None:
     """The suite among those of a package for ``kind`` and ``name``: one of this name, else one without a name."""
-    of_kind = [one.suite for one in suites if getattr(one.suite, "kind", None) == kind]
+    of_kind = [suite for suite in suites if getattr(suite, "kind", None) == kind]
     for suite in of_kind:
         if suite.name is not None and name is not None and fold(parse_reference(suite.name)[2]) == fold(name):
             return suite
     return next((suite for suite in of_kind if suite.name is None), None)
-
-
-def suite_of(row: Row, suites: list[Shipped]) -> type[Compliance] | None:
-    """The suite of its package for what a row offers, None if it brings none."""
-    return chosen(suites, row.kind, row.name)
 
 
 def load(target: str) -> type[Compliance]:

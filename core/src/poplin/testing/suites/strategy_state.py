@@ -86,7 +86,7 @@ class Saving(StrategyBase):
     @requirement("Strategy.load_checkpoint", processes=SEVERAL)
     def test_a_training_goes_on_from_a_checkpoint_as_if_it_had_never_stopped(self, case: Case) -> None:
         """What was loaded trains on to the values of an unbroken training."""
-        if self.launched(case).averages_gradients:
+        if self.create().averages_gradients:
             self._goes_on(case, averages=True, make_optimizer=optimizer_of)
         else:  # the moments of each rank are its own, and a checkpoint has one for all: there must be none
             self._goes_on(case, averages=False, make_optimizer=stateless_optimizer_of)

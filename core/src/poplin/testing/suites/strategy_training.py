@@ -45,7 +45,7 @@ class Training(StrategyBase):
     @requirement("Strategy.averages_gradients", processes=SEVERAL)
     def test_several_processes_train_as_one(self, case: Case) -> None:
         """``averages_gradients``: processes that share each batch end with the values of one that has all of it."""
-        if not self.launched(case).averages_gradients:
+        if not self.create().averages_gradients:
             case.not_claimed(OWN_STEPS)
         self._ends_as_expected(case)
 
