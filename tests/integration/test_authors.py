@@ -138,4 +138,4 @@ def test_a_package_of_every_kind_installs_and_passes_its_tests(followed):
         assert "failed" not in told
     told = json.loads(followed.run("poplin plugins check poplin-new-logger --json"))
     assert {outcome["status"] for outcome in told} == {"passed"}  # what it must know it has from the package
-    assert {outcome["suite"] for outcome in told} == {"LoggerCompliance", "PackagingCompliance"}
+    assert {outcome["suite"] for outcome in told} == {"NewLoggerCompliance", "PackagingCompliance"}
