@@ -26,8 +26,8 @@ from poplin.testing.strategies import bind_strategy, error_of, start_strategy
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
-def started(timeout=30):
-    return start_strategy(ParallelStrategy(timeout=timeout))
+def started(timeout=30, **settings):
+    return start_strategy(ParallelStrategy(timeout=timeout, **settings))
 """
 
 

@@ -161,6 +161,34 @@ def test_collectives_before_launch_say_so() -> None:
     strategy.teardown()
 
 
+ONE_FAILS = """
+from poplin.strategies import process_group
+
+def no_network(*_):
+    raise RuntimeError("no network")
+
+connect = process_group._connect
+if RANK == 1:
+    process_group._connect = no_network
+out = {"network": error_of(lambda: started(timeout=2))}
+process_group._connect = connect
+out["backend"] = error_of(lambda: started(timeout=2, process_group_backend="nonsense" if RANK == 1 else None))
+both = started(timeout=30)
+out["then"] = both.all_reduce(torch.ones(1) * RANK).item()
+both.teardown()
+report(out)
+"""
+
+
+def test_ranks_meet_again_after_one_of_them_could_not(run_strategy: Callable[..., list[Any]]) -> None:
+    first, second = run_strategy(ONE_FAILS, world_size=2)
+    assert first["network"]["class"] == first["backend"]["class"] == second["network"]["class"] == "LaunchError"
+    assert "no network" in second["network"]["text"]
+    assert second["backend"]["class"] == "ArgumentValueError"
+    assert "no backend 'nonsense' here; it has fake, gloo" in second["backend"]["text"]
+    assert first["then"] == second["then"] == 0.5
+
+
 def test_a_group_is_not_bound_to_a_device_that_no_backend_of_it_serves() -> None:
     """torch refuses a device_id of such a type; the accelerator's tensors then go by way of the CPU."""
     place = Rendezvous(0, 1, "127.0.0.1", free_port())

@@ -166,6 +166,7 @@ def acquire(
 
     Raises:
         ContradictionError: a group exists, and its rank, world size or backend is another.
+        ArgumentValueError: torch has no such backend here.
         LaunchError: no group could be made.
     """
     global _shared
@@ -206,6 +207,7 @@ def exists() -> bool:
 def _make(spec: str, rendezvous: Rendezvous, timeout: timedelta | None, device: torch.device | None) -> SharedGroup:
     point = (rendezvous.address, rendezvous.port)
     _made[point] += 1
+    _require_backends(spec)
     try:
         base = _connect(rendezvous, timeout or DEFAULT_TIMEOUT)
         # torch refuses a device of a type that the group has no backend for
@@ -220,9 +222,10 @@ def _make(spec: str, rendezvous: Rendezvous, timeout: timedelta | None, device: 
             timeout=timeout or DEFAULT_TIMEOUT,
             **options,
         )
-    except (RuntimeError, ValueError, TypeError) as error:
+    except (RuntimeError, ValueError, TypeError, AssertionError) as error:
         if dist.is_initialized():
             dist.destroy_process_group()
+        _forget_names()
         raise LaunchError(
             f"Rank {rendezvous.rank} could not bring up the process group ({spec!r}, {rendezvous.world_size} "
             f"process(es) meeting at {rendezvous.address}:{rendezvous.port}): {_first_line(error)} Check that every "
@@ -237,6 +240,27 @@ def _make(spec: str, rendezvous: Rendezvous, timeout: timedelta | None, device: 
         timeout=timeout or DEFAULT_TIMEOUT,
         backends=parse_spec(str(dist.get_backend_config())),
     )
+
+
+def _require_backends(spec: str) -> None:
+    missing = [name for name in parse_spec(spec).values() if not dist.is_backend_available(name)]
+    if missing:
+        known = [name for name in dist.Backend.backend_list if name != "undefined" and dist.is_backend_available(name)]
+        raise ArgumentValueError(
+            f"The process group is to be {spec!r}, and torch has no backend {missing[0]!r} here; it has "
+            f"{', '.join(sorted(known))}. Name one of these (process_group_backend=...), or import the package that "
+            "registers it before (torch.distributed.Backend.register_backend)."
+        )
+
+
+def _forget_names() -> None:
+    """Let torch count its groups from the start, as it does when it destroys the default one.
+
+    It names them by number; a rank that failed early has counted fewer than the others, and would not meet them again.
+    """
+    world: Any = getattr(dist.distributed_c10d, "_world", None)  # torch has no public way to it
+    if hasattr(world, "group_count"):
+        world.group_count = 0
 
 
 def _connect(rendezvous: Rendezvous, timeout: timedelta) -> Store:
