@@ -14,6 +14,7 @@ from typing import Any
 from poplin.errors import BrokenPluginError
 from poplin.rank_zero import rank_zero_warn
 from poplin.utilities.typos import is_typo_of_hook
+from poplin.utilities.unwinding import let_through
 
 #: What stands for "takes every keyword argument".
 _ALL_KEYWORDS = None
@@ -186,7 +187,8 @@ def discovered_callbacks(user: list[Any]) -> tuple[list[Any], list[tuple[str, st
         if error is None and factory.function is not None:
             try:
                 made = as_list(factory.function())
-            except (Exception, SystemExit) as failure:
+            except BaseException as failure:
+                let_through(failure)
                 error = failure
             else:
                 found += [callback for callback in made if not any(callback is given for given in user)]

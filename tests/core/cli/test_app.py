@@ -38,6 +38,17 @@ def test_env_shows_versions_and_variables(poplin):
     assert ["POPLIN_DEBUG", "1"] in lines
 
 
+def test_env_survives_metadata_in_whatever_state(poplin, site):
+    numpy, torch = site / "numpy-99.0.dist-info", site / "torch.egg-info"
+    numpy.mkdir()
+    (numpy / "METADATA").write_bytes("Name: numpy\nAuthor: Müller\nVersion: 99.0\n".encode("latin-1"))
+    (numpy / "entry_points.txt").write_bytes(b"[console_scripts]\nno equals sign\n\xff\n")
+    torch.mkdir()  # as a broken-off installation leaves it
+    lines = [line.split() for line in poplin("env").stdout.splitlines()]
+    assert ["numpy", "99.0"] in lines
+    assert ["torch", importlib.metadata.version("torch")] in lines
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_reader_that_has_seen_enough_is_no_error(unbuffered):
     environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered}

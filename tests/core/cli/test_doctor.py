@@ -1,5 +1,6 @@
 """``poplin doctor`` with all sorts of things broken at once. Each run imports torch once or twice: few and full."""
 
+import os
 import textwrap
 
 from poplin.testing.distributions import make_distribution
@@ -103,6 +104,67 @@ def test_a_torch_that_kills_the_process_is_reported(poplin, site):
     text = poplin("doctor", code=1).stdout
     assert "exit code -11" in text
     assert "about to die" in text
+
+
+def test_entry_points_that_python_cannot_read_are_named_with_the_line(poplin, site):
+    for name, content in {"bad-line": b"no equals sign", "bad-byte": b"y = caf\xe9:x"}.items():
+        folder = make_distribution(site, name, "1.2", entry_points={"console_scripts": {"x": "y:z"}})
+        (folder / "entry_points.txt").write_bytes(b"# its commands\n[console_scripts]\nx = y:z\n" + content)
+    # of another version of something: Python does not look at this one
+    older = make_distribution(site / "older", "bad-line", "1.1")
+    (older / "entry_points.txt").write_text("[console_scripts]\nold line\n")
+    path = os.pathsep.join([str(site), str(site / "older")])
+
+    text = poplin("doctor", code=1, PYTHONPATH=path).stdout
+    failed = [line.strip() for line in text.splitlines() if line.strip().startswith("FAIL")]
+    assert any("`import torch` fails" in line for line in failed)
+    assert any("bad_line-1.2.dist-info/entry_points.txt, line 4: 'no equals sign'" in line for line in failed)
+    assert any("bad_byte-1.2.dist-info/entry_points.txt, line 4: it is not UTF-8" in line for line in failed)
+    assert "That is of bad-line 1.2" in text
+    assert "pip install --force-reinstall bad-byte" in text
+    assert "set TORCH_DEVICE_BACKEND_AUTOLOAD=0" in text
+    assert "old line" not in text
+    assert "`Fabric()` would use cpu" in text  # by a torch that looks for no backends
+
+    text = poplin("doctor", PYTHONPATH=path, TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout
+    assert "note  " in next(line for line in text.splitlines() if "bad_line-1.2" in line)
+    assert "FAIL" not in text
+
+
+def test_a_torch_that_broke_off_is_not_imported_again(poplin, site):
+    source = "import os, sys\nif 'half_done' in sys.modules: os.abort()\nimport half_done\nraise OSError('no driver')"
+    (site / "torch.py").write_text(source)
+    (site / "half_done.py").write_text("")
+    text = poplin("doctor", code=1).stdout
+    assert "`import torch` fails: OSError: no driver" in text
+    assert "single_device is failed: torch can't be imported: OSError: no driver" in text
+    assert "died" not in text
+
+
+def test_metadata_that_is_used_is_not_called_ignored_and_what_is_dropped_is_told(poplin, site):
+    folder = make_distribution(
+        site,
+        "nameless",
+        entry_points={
+            "poplin.strategies": {"acme_good": "nameless_p"},
+            "poplin.strategy": {"a": "b"},
+            "poplin.logger": {"a": "b"},
+        },
+        modules={"nameless_p.py": GOOD_PLUGIN},
+    )
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\n")
+    unused = make_distribution(site, "unused")
+    (unused / "METADATA").write_text("Metadata-Version: 2.1\n")
+    make_distribution(site, "runtime", entry_points={"poplin.strategies": {"mine": "mine"}})
+
+    text = poplin("doctor").stdout
+    assert "nameless 1.0" in text
+    assert f"{folder}:" not in text
+    assert f"{unused}: METADATA names no distribution, so it is ignored" in text
+    (groups,) = [line for line in text.splitlines() if f"{folder / 'entry_points.txt'}:" in line]
+    assert "did you mean 'poplin.strategies'?" in groups
+    assert "did you mean 'poplin.loggers'?" in groups
+    assert "runtime-1.0.dist-info: the name 'runtime' is Poplin's own" in text
 
 
 def test_a_healthy_machine(poplin):

@@ -109,7 +109,8 @@ def test_broken_plugins_are_listed_with_the_cause_and_hurt_nobody(poplin, site):
 
 
 def test_what_a_plugin_prints_at_import_does_not_spoil_the_json(poplin, site):
-    offer(site, "acme-loud", names=["loud"], body="print('hello from acme')\n" + GOOD.replace("{NAMES}", "{}"))
+    loud = "import os\nprint('hello from acme')\nos.write(1, b'and from its library in C')\nos.system('echo child')\n"
+    offer(site, "acme-loud", names=["loud"], body=loud + GOOD.replace("{NAMES}", "{}"))
     done = poplin("plugins", "--json", "--load")
     assert ("strategies", "loud") in rows(done)
     assert "hello from acme" in done.stderr
@@ -200,3 +201,35 @@ def test_a_thousand_distributions_are_listed(poplin, site):
     found = rows(poplin("plugins", "--json"))
     assert len([name for _, name in found if name.startswith("acme_")]) == 50
     assert imported(site) == []
+
+
+def test_a_backend_of_torch_that_fails_ends_no_listing_and_no_plugin_is_blamed(poplin, site):
+    make_distribution(
+        site,
+        "acme-backend",
+        entry_points={"torch.backends": {"acme": "acme_backend:load"}},
+        modules={"acme_backend.py": "def load(): raise RuntimeError('driver missing')"},
+    )
+    offer(site, "acme-one", names=["one", "two", "three"])
+    light = "from poplin import hookimpl\n\nclass Light:\n    log_metrics = print\n\n"
+    light += "@hookimpl\ndef poplin_loggers():\n    return {'light': Light}\n"
+    make_distribution(
+        site, "light", entry_points={"poplin.loggers": {"light": "light_p"}}, modules={"light_p.py": light}
+    )
+    found = rows(poplin("plugins", "--load", "--json"))  # a second `import torch` would be the end of the process
+    reason = "torch can't be imported: RuntimeError: Failed to load the backend extension: acme"
+    for name in [("strategies", "one"), ("strategies", "single_device"), ("accelerators", "cpu")]:
+        assert found[name]["status"] == "failed"
+        assert found[name]["reason"].startswith(reason)
+    assert found["loggers", "light"]["status"] == found["launchers", "spawn"]["status"] == "loaded"
+
+    text = poplin("plugins", "info", "acme-one", "--load").stdout
+    assert text.count("needs torch, and torch can't be imported. RuntimeError: Failed to load the backend") == 3
+    assert "pip install -U acme-one" not in text
+
+
+def test_a_summary_in_whatever_encoding_is_shown(poplin, site):
+    offer(site, "acme-one", names=["one"])
+    metadata = site / "acme_one-1.0.dist-info" / "METADATA"
+    metadata.write_bytes("Name: acme-one\nAuthor: Müller\nSummary: All in one\n".encode("latin-1"))
+    assert "All in one" in poplin("plugins", "info", "one").stdout

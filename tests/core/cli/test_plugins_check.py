@@ -109,6 +109,24 @@ def test_an_unknown_name_says_what_may_have_been_meant(capsys):
     assert "'csv'" in capsys.readouterr().err
 
 
+def test_a_role_is_no_suggestion_for_itself(capsys):
+    assert app.main(["plugins", "check", "auto"]) == 1
+    assert "Did you mean 'auto'" not in capsys.readouterr().err
+
+
+def test_what_a_plugin_prints_does_not_spoil_the_json(site, poplin):
+    body = "import os\nprint('hello')\nos.write(1, b'from C')\n"
+    make_distribution(
+        site,
+        "acme-poplin",
+        entry_points={"callbacks_factory": {"acme": "acme_plugin:callbacks"}},
+        modules={"acme_plugin.py": body + "def callbacks():\n    print('more')\n    return []\n"},
+        requires=["poplin-core>=0.1,<9"],
+    )
+    told = json.loads(poplin("plugins", "check", "acme-poplin", "--json").stdout)
+    assert {one["status"] for one in told} <= {"passed", "not claimed"}
+
+
 def test_what_offers_no_name_is_checked_as_a_package(monkeypatch, site):
     make_distribution(site, "acme-poplin", entry_points={"poplin.callbacks_factory": {"acme": "acme_plugin:callbacks"}})
     monkeypatch.syspath_prepend(str(site))

@@ -13,7 +13,9 @@ import pytest
 from poplin.cli import app
 from poplin.cli.scaffold import command
 from poplin.cli.scaffold.kinds import SUBJECTS, key_of
+from poplin.errors import ArgumentValueError
 from poplin.registry.kinds import CALLBACK_GROUPS, KINDS
+from poplin.testing import make_distribution
 
 
 @pytest.fixture(scope="module")
@@ -114,13 +116,44 @@ def test_a_folder_that_exists_is_left_alone(tmp_path, monkeypatch, capsys):
 
 
 def test_a_package_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    def full_disk(*_, **__):
-        raise OSError(28, "No space left on device")
+    written = []
+
+    def full_disk(text, values):
+        if len(written) > 3:
+            raise OSError(28, "No space left on device")
+        written.append(text)
+        return text
 
     monkeypatch.setattr(command, "_filled", full_disk)
-    with pytest.raises(OSError, match="No space"):
-        command.new("logger", "acme", str(tmp_path / "new"))
-    assert os.listdir(tmp_path) == []
+    (tmp_path / ".new.partial").mkdir()  # somebody's own
+    for folder in ("new", "deep/er/new"):
+        with pytest.raises(ArgumentValueError, match="can't be written .No space left on device., and nothing is left"):
+            command.new("logger", "acme", str(tmp_path / folder))
+        assert written
+        assert os.listdir(tmp_path) == [".new.partial"]
+        written.clear()
+
+
+@pytest.mark.parametrize("folder", ["file/new", "file", "x" * 300, "deep/er/" + "x" * 300, "/proc/new"])
+def test_a_folder_that_can_not_be_made_is_one_plain_error(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    assert app.main(["plugins", "new", "logger", "acme", "--folder", folder]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"poplin: ArgumentValueError: {folder} ")
+    assert "Give another --folder." in told
+    assert os.listdir() == ["file"]
+
+
+def test_a_name_whose_distribution_is_installed_is_refused(tmp_path, monkeypatch, capsys):
+    """Installing the new one would take the other away, whatever it offers."""
+    site = tmp_path / "site"
+    make_distribution(site, "poplin-taken", entry_points={"poplin.loggers": {"other": "taken_plugin"}})
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.chdir(tmp_path)
+    assert app.main(["plugins", "new", "strategy", "taken"]) == 1
+    assert "'taken' would get in the way of poplin-taken" in capsys.readouterr().err
+    assert os.listdir() == ["site"]
 
 
 @pytest.mark.parametrize(

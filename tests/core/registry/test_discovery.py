@@ -6,6 +6,7 @@ import zipfile
 
 import pytest
 
+from poplin.registry import discovery
 from poplin.registry.discovery import scan
 from poplin.testing.distributions import make_distribution
 
@@ -163,6 +164,61 @@ def test_eggs_and_archives_are_read(tmp_path):
     result = found(egg, archive, tmp_path / "damaged.zip")
     assert {name: one.version for name, one in result.items()} == {"acme": "1.0", "packed": "2.0"}
     assert result["packed"].entries == ((GROUP, "packed", "packed"),)
+
+
+@pytest.mark.parametrize("name", ["acme-1.0-py3-none-any.whl", "acme.zip", "acme.egg"])
+def test_an_archive_that_broke_off_is_remarked(tmp_path, name):
+    whole = tmp_path / "whole.zip"
+    with zipfile.ZipFile(whole, "w") as writer:
+        writer.writestr("acme-1.0.dist-info/METADATA", "Name: acme\nVersion: 1.0\n")
+        writer.writestr("acme-1.0.dist-info/entry_points.txt", f"[{GROUP}]\nacme = acme\n")
+    assert list(found(whole)) == ["acme"]
+    (tmp_path / name).write_bytes(whole.read_bytes()[:-40])
+    (tmp_path / "script.py").write_text("no archive, and nobody said so")
+    (remark,) = scan([str(tmp_path / name), str(tmp_path / "script.py")]).remarks
+    assert remark.path == str(tmp_path / name)
+    assert "can't be read" in remark.problem
+
+
+def test_a_group_that_does_not_exist_is_remarked_with_the_one_that_may_be_meant(tmp_path):
+    groups = ("poplin.strategy", "poplin.logger", "poplin.compliance", "poplin.zzz", GROUP, "torch.backends")
+    folder = make_distribution(tmp_path, "acme", "1.0", {group: {"acme": "acme"} for group in groups})
+    result = scan([str(tmp_path)])
+    assert [entry.group for entry in result.distributions[0].entries] == [GROUP]
+    assert {remark.path for remark in result.remarks} == {str(folder / "entry_points.txt")}
+    logger, strategy, other = sorted(remark.problem for remark in result.remarks)
+    assert "'poplin.strategy'" in strategy
+    assert "did you mean 'poplin.strategies'?" in strategy
+    assert "did you mean 'poplin.loggers'?" in logger
+    assert "'poplin.zzz'" in other
+    assert "poplin.ambient" in other
+
+
+@pytest.mark.parametrize("name", ["runtime", "Poplin.Core"])
+def test_a_distribution_that_bears_a_name_of_poplins_own_is_remarked(tmp_path, name):
+    folder = make_distribution(tmp_path, name, "1.0", {GROUP: {"acme": "acme"}})
+    make_distribution(tmp_path / "harmless", name, "1.0", {"console_scripts": {"x": "y:z"}})
+    result = scan([str(tmp_path)])
+    assert result.distributions == ()
+    assert [remark.path for remark in result.remarks] == [str(folder)]
+    assert name in result.remarks[0].problem
+    assert scan([str(tmp_path / "harmless")]) == ((), ())
+
+
+def test_entry_points_that_cannot_be_read_are_remarked(tmp_path, monkeypatch):
+    as_folder = make_distribution(tmp_path, "acme", "1.0") / "entry_points.txt"
+    as_folder.mkdir()
+    closed = make_distribution(tmp_path, "closed", "1.0", {GROUP: {"closed": "closed"}}) / "entry_points.txt"
+
+    def opened(file, *args):
+        if str(file) == str(closed):
+            raise PermissionError(13, "Permission denied")
+        return open(file, *args)
+
+    monkeypatch.setattr(discovery, "open", opened, raising=False)
+    remarks = {remark.path: remark.problem for remark in scan([str(tmp_path)]).remarks}
+    assert set(remarks) == {str(as_folder), str(closed)}
+    assert "Permission denied" in remarks[str(closed)]
 
 
 def test_a_file_in_place_of_an_egg_info_folder_is_read(tmp_path):

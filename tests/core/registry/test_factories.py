@@ -53,6 +53,7 @@ def test_a_broken_factory_has_its_error_and_the_others_are_there(run, tmp_path):
     for name, source in {
         "raises": "raise RuntimeError('no')",
         "leaves": "raise SystemExit",
+        "panics": "class PanicException(BaseException): ...\nraise PanicException",
         "lacks": "",
         "coroutine": "async def make(): ...",
         "number": "make = 3",
@@ -67,6 +68,7 @@ def test_a_broken_factory_has_its_error_and_the_others_are_there(run, tmp_path):
         "lacks": "AttributeError",
         "leaves": "SystemExit",
         "number": "PluginValidationError",
+        "panics": "PanicException",
         "raises": "RuntimeError",
     }
     assert result["rows"]["raises"] == "failed"

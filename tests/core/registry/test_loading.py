@@ -18,6 +18,11 @@ def install(site, name, source, names=(), group=GROUP, **kwargs):
 BROKEN = {
     "raises": ("raise RuntimeError('out of order')", "import", ["RuntimeError", "out of order"]),
     "leaves": ("import sys; sys.exit(7)", "import", ["SystemExit", "7"]),
+    "panics": (
+        "class PanicException(BaseException): ...\nraise PanicException('native library panicked')",
+        "import",
+        ["PanicException", "native library panicked"],
+    ),
     "syntax": ("def broken(:", "import", ["SyntaxError"]),
     "lacks": ("import not_there_at_all", "import", ["ModuleNotFoundError", "not_there_at_all"]),
     "silent": ("x = 1", "validation", ["implements no hook"]),
@@ -119,6 +124,8 @@ def test_a_broken_plugin_gives_its_own_error_each_time_and_hurts_nobody(run, tmp
         assert cause, name
         assert result["rows"][name][0] == "failed", name
         assert result["rows"][name][1].startswith(f"{stage}: "), (name, result["rows"][name])
+        if name == "unknown-argument":  # a row has one line, and the cause must be in it
+            assert "Argument(s) {'colour'} are declared in the hookimpl" in result["rows"][name][1]
         assert result["stages"][name] == stage
         assert result["loading all"][name] == "failed"
     assert result["first"] == result["second"]
@@ -364,3 +371,73 @@ def test_deprecated_arguments_of_a_hook_warn_the_plugin_that_takes_them():
     with pytest.warns(DeprecationWarning, match="take `new`"):
         host.register("acme/plugin", Plugin(), ambient=True)
     assert isinstance(host.manager, pluggy.PluginManager)
+
+
+HALF_DONE_TORCH = """
+import builtins
+builtins.tries = getattr(builtins, "tries", 0) + 1
+raise RuntimeError("driver missing")
+"""
+
+
+def test_a_torch_that_fails_is_tried_once_when_everything_is_loaded(run, tmp_path):
+    needy = ("left", "right")
+    for name in needy:
+        install(tmp_path, name, plugin_source("strategies", name, target=f"{name}_strategy:Strategy"))
+        (tmp_path / f"{name}_strategy.py").write_text("import torch")
+    install(tmp_path, "atonce", "import torch\n" + plugin_source("strategies", "atonce"))
+    careful = "try:\n    import torch\nexcept ImportError:\n    torch = None\nclass Strategy: ..."
+    install(tmp_path, "careful", plugin_source("strategies", "careful", target="careful_strategy:Strategy"))
+    (tmp_path / "careful_strategy.py").write_text(careful)
+    install(tmp_path, "factory", "import torch\ndef make(): ...", group="callbacks_factory")
+    (tmp_path / "torch.py").write_text(HALF_DONE_TORCH)
+    result = run("""
+        import builtins
+        finders = list(sys.meta_path)
+        result["rows"] = {f"{row.kind}/{row.name}": [row.status, row.reason] for row in rows(load=True)}
+        result["tries"] = builtins.tries
+        result["left alone"] = finders == sys.meta_path
+        rows(load=True)
+        result["tries, when asked again"] = builtins.tries
+    """)
+    reason = "torch can't be imported: RuntimeError: driver missing"
+    for name in (
+        *(f"strategies/{name}" for name in (*needy, "atonce")),
+        "accelerators/cpu",
+        "callbacks_factory/factory",
+    ):
+        assert result["rows"][name] == ["failed", reason]
+    assert result["rows"]["strategies/careful"][0] == "loaded"
+    assert result["rows"]["launchers/spawn"][0] == "loaded"
+    assert (result["tries"], result["tries, when asked again"], result["left alone"]) == (1, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (HALF_DONE_TORCH, "RuntimeError: driver missing"),
+        ("raise ImportError('libtorch_cpu.so: undefined symbol: x')", "ImportError: libtorch_cpu.so: undefined symbol"),
+        ("import sys\nsys.modules['torch'] = None\nimport torch", "ModuleNotFoundError"),
+    ],
+    ids=["half done", "binary", "absent"],
+)
+def test_where_torch_fails_no_plugin_is_blamed(run, tmp_path, source, reason):
+    install(tmp_path, "acme", plugin_source("strategies", "acme", target="acme_strategy:Strategy"))
+    wrapped = "try:\n    import torch\nexcept Exception as error:\n    raise OSError('acme has no engine') from error"
+    (tmp_path / "acme_strategy.py").write_text(wrapped)
+    (tmp_path / "torch.py").write_text(source)
+    error, text, _, _ = run("result['found'] = attempt(find('strategies', 'acme').create)")["found"]
+    assert error == "BrokenPluginError"
+    assert "'acme' of acme 1.0 (acme_plugin) needs torch, and torch can't be imported" in text
+    assert reason in text
+    assert "`poplin doctor`" in text
+    assert "pip install" not in text
+    assert "another torch" not in text
+
+
+def test_an_error_out_of_a_torch_that_works_is_the_plugins_own(run, tmp_path):
+    install(tmp_path, "acme", "from torch import no_such_thing")
+    install(tmp_path, "other", "import torch\ntorch.fail()")
+    (tmp_path / "torch.py").write_text("def fail(): raise RuntimeError('out of memory')")
+    result = run("result['texts'] = [attempt(find, 'strategies', name)[1] for name in ('acme', 'other')]")
+    assert all("Stage: import" in text for text in result["texts"])

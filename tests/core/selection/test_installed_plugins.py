@@ -254,3 +254,21 @@ def test_a_blocked_plugin_is_named_where_it_would_have_been_needed(choose, insta
     monkeypatch.setenv("POPLIN_DISABLE_PLUGINS", "acme-twin")
     with pytest.raises(SelectionError, match="kept out: acme-twin"):
         choose(accelerator="cpu", devices=2)
+
+
+def test_a_plugin_that_could_not_be_asked_is_not_among_those_that_were(choose, install):
+    source = "from poplin import hookimpl\n@hookimpl\ndef poplin_check_selection(): {}"
+    install("asked", {"poplin.ambient": {"asked": "asked_p"}}, asked_p=source.format("..."))
+    install("broken", {"poplin.ambient": {"broken": "broken_p"}}, broken_p="import not_there_at_all")
+    install(
+        "stumbles",
+        {"poplin.ambient": {"stumbles": "stumbles_p"}},
+        stumbles_p=source.format("raise OSError('no quota')"),
+    )
+    with pytest.warns(UserWarning, match="installed but broken"):
+        selection = choose(accelerator="cpu", strategy="single_device")
+    (checks,) = [decision for decision in selection.trace.decisions if decision.subject == "checks"]
+    assert checks.reason.endswith(": the accelerator, the strategy, asked 1.0")
+    failed = dict(checks.passed_over)
+    assert "not_there_at_all" in failed["broken 1.0"]
+    assert "no quota" in failed["stumbles 1.0"]

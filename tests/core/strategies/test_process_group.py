@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from poplin.errors import ArgumentTypeError, ArgumentValueError, UsageError
-from poplin.strategies import ParallelStrategy
+from poplin.strategies import ParallelStrategy, process_group
 from poplin.strategies.process_group import Rendezvous, acquire, as_timeout, backend_spec, parse_spec, release
 from poplin.testing.ranks import free_port
 from poplin.testing.strategies import bind_strategy
@@ -187,6 +189,28 @@ def test_ranks_meet_again_after_one_of_them_could_not(run_strategy: Callable[...
     assert second["backend"]["class"] == "ArgumentValueError"
     assert "no backend 'nonsense' here; it has fake, gloo" in second["backend"]["text"]
     assert first["then"] == second["then"] == 0.5
+
+
+AT_EXIT = """
+import atexit, time
+
+ended = []
+atexit.register(lambda: print("rested", time.monotonic() - ended[0]))  # the first to be registered is the last to run
+
+from poplin.strategies import ParallelStrategy, process_group
+from poplin.testing.strategies import start_strategy
+
+strategy = start_strategy(ParallelStrategy())
+held = strategy._shared.group
+strategy.teardown()
+ended.append(time.monotonic())
+"""
+
+
+def test_the_threads_of_a_group_that_is_still_held_have_time_to_finish() -> None:
+    """Where the interpreter is gone before them, C++ sometimes aborts the process."""
+    done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=120, check=True)
+    assert float(done.stdout.removeprefix("rested ")) >= process_group.REST
 
 
 def test_a_group_is_not_bound_to_a_device_that_no_backend_of_it_serves() -> None:

@@ -101,6 +101,32 @@ FAULTS = {
             "compliance": "import acme_of_the_tests_only\n",
         },
     ),
+    "a suite whose module ends the process": (
+        "the suites that it brings are for what it offers",
+        {
+            "entry_points": SOUND["entry_points"] | {"poplin.compliance": {"acme": "acme_poplin.compliance:Other"}},
+            "compliance": "import sys\n\nsys.exit(0)\n",
+        },
+    ),
+    "a suite for a name that is none": (
+        "the suites that it brings are for what it offers",
+        {
+            "entry_points": SOUND["entry_points"] | {"poplin.compliance": {"acme": "acme_poplin.compliance:Other"}},
+            "compliance": "from poplin.testing import LoggerCompliance\n\n\n"
+            "class Other(LoggerCompliance):\n    name = ''\n",
+        },
+    ),
+    "a callbacks factory that is not there": (
+        "its callbacks factories make callbacks",
+        {"entry_points": SOUND["entry_points"] | {"poplin.callbacks_factory": {"acme": "acme_poplin.factory:make"}}},
+    ),
+    "a callbacks factory that needs an argument": (
+        "its callbacks factories make callbacks",
+        {
+            "entry_points": SOUND["entry_points"] | {"callbacks_factory": {"acme": "acme_poplin.compliance:make"}},
+            "compliance": "def make(fabric):\n    return []\n",
+        },
+    ),
     "a private module of the core": (
         "it uses public modules of poplin only",
         {"logger": LOGGER.replace("poplin.loggers import Logger", "poplin.loggers.logger import Logger")},

@@ -142,6 +142,42 @@ def test_a_suite_is_found_in_the_folder_where_the_command_is_given(acme, tmp_pat
         assert "Traceback" not in told
 
 
+BROKEN_SUITES = {
+    "import sys\n\nsys.exit(0)\n": "can't be imported: SystemExit: 0",
+    "class Panic(BaseException): ...\n\n\nraise Panic('native')\n": "can't be imported: Panic: native",
+    "import acme_of_the_tests\n": "No module named 'acme_of_the_tests'",
+    SUITES + "\n\nForAll.name = 5\n": "has name = 5; give the name that it is for",
+    SUITES + "\n\nForAll.exempt = {'test_xyz': 'no check'}\n": "ForAll.exempt names 'test_xyz'",
+}
+
+
+@pytest.mark.parametrize("source", BROKEN_SUITES, ids=[*BROKEN_SUITES.values()])
+def test_a_broken_suite_is_one_failed_check_and_the_others_run(acme, source):
+    """The suite of the kind stands in, so that what can be checked is; a suite that is given needs no other."""
+    (acme / "acme_suites.py").write_text(source)
+    by_name, by_package = [*check("lines")], [*check("acme-poplin")]
+    title = "the suites that it brings are for what it offers"
+    for outcomes in (by_name, by_package):
+        told = next(one for one in outcomes if one.check == title)
+        assert (told.subject, told.status) == ("acme-poplin", "failed")
+        assert f"ForAll: {'' if 'exempt' in source else 'The suite '}" in told.message
+        assert BROKEN_SUITES[source] in told.message
+        assert len([one for one in outcomes if one.subject == "loggers/lines"]) > 10
+
+    class Mine(LoggerCompliance):
+        exempt = dict.fromkeys([one for one in dir(LoggerCompliance) if one.startswith("test_")], "mine")
+
+    assert {one.status for one in check("lines", suite=Mine)} == {"not claimed"}
+
+
+def test_entry_points_that_can_not_be_read_are_one_failed_check(acme):
+    points = next(acme.glob("acme_poplin-*.dist-info")) / "entry_points.txt"
+    points.write_text(points.read_text() + "\n[console_scripts]\nno entry point\n")
+    outcomes = [one for one in check("lines") if one.status == "failed"]
+    assert [one.subject for one in outcomes] == ["acme-poplin"]
+    assert "entry_points.txt: it can't be read" in outcomes[0].message
+
+
 class Titled(LoggerCompliance):
     name = "csv"
     exempt = {"it can be closed at any time": "the title of a check is not its method"}

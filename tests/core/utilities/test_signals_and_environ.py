@@ -162,3 +162,11 @@ def test_a_shielded_loader_worker_outlives_the_groups_signal_and_obeys_its_rank(
         assert "noted" in lines
         assert "alive [True, True]" in lines
         assert "obeyed 0" in lines
+
+
+@pytest.mark.parametrize("meant", [KeyboardInterrupt, GeneratorExit, unwinding.Terminated])
+def test_what_is_meant_for_the_process_is_let_through(meant):
+    with pytest.raises(meant):
+        unwinding.let_through(meant())
+    for other in (SystemExit(3), RuntimeError(), BaseException()):
+        unwinding.let_through(other)

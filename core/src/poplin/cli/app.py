@@ -24,6 +24,7 @@ from poplin.cli.options import (
     split_at_target,
 )
 from poplin.errors import ArgumentValueError, PoplinError
+from poplin.utilities.unwinding import let_through
 
 #: Exit codes, as argparse and the shell have them.
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
@@ -199,7 +200,8 @@ def _apply_plugin_options(options: argparse.Namespace) -> None:
 def _import_plugin_module(name: str) -> None:
     try:
         importlib.import_module(name)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        let_through(error)
         raise ArgumentValueError(
             f"-p {name}: the module could not be imported: {type(error).__name__}: {error}. "
             "Give the name of a module (not a path) that can be imported from this folder or is installed."

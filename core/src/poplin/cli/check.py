@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from poplin.cli.plugins import plugins_print_to_stderr, raise_unknown
 from poplin.errors import UnknownNameError
 from poplin.registry import rows
 from poplin.registry.kinds import KINDS
@@ -45,10 +46,13 @@ def check(reference: str, *, suite: str | None, settings: Mapping[str, Any], as_
         sys.path.append(os.getcwd())  # as `python -m` has it
     start = time.monotonic()
     outcomes: list[Outcome] = []
-    for outcome in _outcomes(reference, suite, settings):
-        if not as_json:
+    if as_json:
+        with plugins_print_to_stderr():
+            outcomes += _outcomes(reference, suite, settings)
+    else:
+        for outcome in _outcomes(reference, suite, settings):
             _print(outcome, outcomes)
-        outcomes.append(outcome)
+            outcomes.append(outcome)
     counts: Counter[str] = Counter(outcome.status for outcome in outcomes)
     if as_json:
         print(json.dumps([outcome._asdict() for outcome in outcomes], indent=2))
@@ -62,9 +66,7 @@ def _outcomes(reference: str, suite: str | None, settings: Mapping[str, Any]) ->
     try:
         yield from run_checks(_subject(reference), suite=suite, **settings)
     except UnknownNameError:
-        from poplin.cli.plugins import raise_unknown  # it knows what may have been meant
-
-        raise_unknown(reference)
+        raise_unknown(reference)  # it knows what may have been meant
 
 
 def _subject(reference: str) -> str:

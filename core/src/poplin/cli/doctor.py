@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from poplin.cli.environment import run_variables
-from poplin.cli.metadata import AUTOLOAD_VARIABLE, complaints, is_installed, torch_backends
+from poplin.cli.metadata import AUTOLOAD_VARIABLE, complaints, is_installed, torch_backends, unreadable
 from poplin.cli.tables import table
 
 #: Seconds that the other process may take; importing torch from a slow disk takes a while.
@@ -56,7 +56,7 @@ def doctor(modules: Sequence[str] = ()) -> int:
     """
     report = probe("torch", modules)
     torch_failed = _failure(report, "torch") is not None
-    backends = probe("backends", (), autoload=False) if torch_failed and torch_backends() else None
+    backends = probe("backends", (), autoload=False) if torch_failed and (torch_backends() or unreadable()) else None
     if torch_failed and backends is not None and _failure(backends, "torch") is None:
         # torch itself is well: look at the rest without what other packages plug into it
         report = Report(report.lines + probe("torch", modules, autoload=False).lines[2:], report.ended)
@@ -138,7 +138,21 @@ def _torch(report: Report, backends: Report | None) -> Iterator[Finding]:
         yield Finding(BAD, "torch is not installed: pip install torch")
     else:
         yield Finding(BAD, f"`import torch` fails: {why}")
+    yield from _unreadable(BAD if why is not None else NOTE)
     yield from _torch_backends(backends)
+
+
+def _unreadable(level: str) -> Iterator[Finding]:
+    """What torch stumbles over when it looks for its backends: a file of any package that is installed."""
+    for distribution, version, problem in unreadable():
+        yield Finding(
+            level,
+            f"{problem}\n"
+            f"That is of {distribution} {version}: Python can't read the file, and `import torch` looks for torch's "
+            "backends in the files of all packages.\n"
+            f"Mend it, or install the package anew (pip install --force-reinstall {distribution}), or set "
+            f"{AUTOLOAD_VARIABLE}=0 (`poplin run --no-torch-autoload`): torch looks for none then.",
+        )
 
 
 def _torch_backends(tried: Report | None) -> Iterator[Finding]:
@@ -214,7 +228,7 @@ def _by_kind(rows: list[dict[str, Any]]) -> Iterator[str]:
 def _metadata() -> Iterator[Finding]:
     found = complaints(sys.path)
     for path, problem in found.items():
-        yield Finding(NOTE, f"ignored: {path}: {problem}")
+        yield Finding(NOTE, f"{path}: {problem}")
     if not found:
         yield Finding(GOOD, "every metadata folder on the path can be read")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import sys
 
+from poplin.cli.metadata import installed_version
 from poplin.cli.tables import table
 
 #: Packages whose version matters beside our own.
@@ -39,16 +39,9 @@ def package_versions() -> list[tuple[str, str]]:
     from poplin.registry import rows
 
     own = {row.distribution: row.version for row in rows()} | {"poplin-core": __version__}
-    return [*sorted(own.items()), *((name, _version(name)) for name in PACKAGES)]
+    return [*sorted(own.items()), *((name, installed_version(name) or "not installed") for name in PACKAGES)]
 
 
 def run_variables() -> list[tuple[str, str]]:
     """The environment variables that have a say in a run."""
     return sorted((name, value) for name, value in os.environ.items() if name.startswith(PREFIXES) or name in NAMES)
-
-
-def _version(name: str) -> str:
-    for found in importlib.metadata.distributions(name=name):
-        if found.metadata and found.metadata["Version"]:
-            return found.version
-    return "not installed"

@@ -20,6 +20,7 @@ from poplin.cli.torch_import import require_torch
 from poplin.errors import ArgumentValueError
 from poplin.registry import names
 from poplin.utilities.sizes import size_text
+from poplin.utilities.unwinding import let_through
 
 #: What is written in place of an optimizer to leave its states out.
 NO_OPTIMIZER = "none"
@@ -73,7 +74,8 @@ def load_target(target: str) -> Callable[..., Any]:
         value: Any = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
         for part in name.split("."):
             value = getattr(value, part)
-    except (Exception, SystemExit) as error:  # the user's own code is run
+    except BaseException as error:  # the user's own code is run
+        let_through(error)
         raise ArgumentValueError(
             f"{target!r} could not be read: {type(error).__name__}: {error}. Write package.module:name of a module "
             "that can be imported from this folder, or file.py:name."

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -15,9 +16,10 @@ from typing import Any, NoReturn
 
 from poplin.cli.tables import table
 from poplin.errors import LookupFailedError, NotInstalledError, UnknownNameError
-from poplin.registry import Row, find, known, locate, rows
+from poplin.registry import Row, failures, find, known, locate, rows
 from poplin.registry.kinds import KINDS
 from poplin.registry.names import fold, parse_reference
+from poplin.registry.torch_once import TorchOnce, torch_error
 
 #: What a status means, shown under a listing that has it.
 LEGEND = {
@@ -61,7 +63,8 @@ def info(reference: str, *, load: bool, as_json: bool) -> int:
     matches = _matching(reference, _read(load=False))
     if not matches:
         raise_unknown(reference)
-    details = [_details(row, load) for row in matches]
+    with TorchOnce(lambda: torch_error(failures())):
+        details = [_details(row, load) for row in matches]
     if as_json:
         _print_json(details)
         return 0
@@ -114,21 +117,36 @@ def raise_unknown(reference: str) -> NoReturn:
 
 def _suggestion(word: str, candidates: Sequence[str]) -> str:
     """A sentence that names what ``word`` may have meant; empty if nothing is close."""
-    by_fold = {fold(name): name for name in candidates}
+    by_fold = {fold(name): name for name in candidates if fold(name) != fold(word)}
     close = difflib.get_close_matches(fold(word), list(by_fold), n=3)
     return f" Did you mean {' or '.join(repr(by_fold[name]) for name in close)}?" if close else ""
 
 
 def _read(load: bool) -> list[Row]:
-    with _plugins_print_to_stderr():
+    with plugins_print_to_stderr():
         return rows(load=load)
 
 
 @contextlib.contextmanager
-def _plugins_print_to_stderr() -> Iterator[None]:
-    """What a plugin prints at import must not end up in our output: somebody may be parsing it."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
+def plugins_print_to_stderr() -> Iterator[None]:
+    """What a plugin prints at import must not end up in our output: somebody may be parsing it.
+
+    The file descriptor, too, which libraries in C and child processes write to.
+    """
+    try:
+        ours = os.dup(1)
+    except OSError:  # there is none: it was closed
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+        return
+    try:
+        sys.stdout.flush()
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(ours, 1)
+        os.close(ours)
 
 
 def _matching(reference: str, found: Sequence[Row]) -> list[Row]:
@@ -157,7 +175,7 @@ def _details(row: Row, load: bool) -> dict[str, Any]:
 
 def _load(row: Row) -> dict[str, Any]:
     """What the name stands for, or why it can't be had."""
-    with _plugins_print_to_stderr():
+    with plugins_print_to_stderr():
         try:
             found = find(row.kind, f"{row.distribution}:{row.name}")
             target = found.target_class()

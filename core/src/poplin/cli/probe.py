@@ -15,6 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from poplin.registry.torch_once import TorchOnce
+from poplin.utilities.unwinding import let_through
+
 #: How many frames of a failure are shown.
 FRAMES = 3
 
@@ -32,27 +35,31 @@ def main(arguments: list[str]) -> int:
         with Path(path).open("a", encoding="utf-8") as file:
             file.write(json.dumps({"stage": stage, **facts}) + "\n")
 
-    if not _attempt(tell, "torch", _torch) and what == "backends":
-        return 1
+    torch_error = _attempt(tell, "torch", _torch)
     if what == "backends":
-        _each_backend(tell)
-        return 0
-    for module in modules:
-        importlib.import_module(module)  # the command has done the same, and it worked
-    _attempt(tell, "plugins", _plugins)
-    _attempt(tell, "devices", _devices)
-    _attempt(tell, "selection", _selection)
+        if torch_error is None:
+            _each_backend(tell)
+        return 0 if torch_error is None else 1
+    with TorchOnce(lambda: torch_error):  # else each of the next would import it again, and that may be the end
+        for module in modules:
+            importlib.import_module(module)  # the command has done the same, and it worked
+        _attempt(tell, "plugins", _plugins)
+        _attempt(tell, "devices", _devices)
+        _attempt(tell, "selection", _selection)
     return 0
 
 
-def _attempt(tell: Callable[..., None], stage: str, learn: Callable[[], dict[str, Any]], **facts: Any) -> bool:
+def _attempt(
+    tell: Callable[..., None], stage: str, learn: Callable[[], dict[str, Any]], **facts: Any
+) -> BaseException | None:
     tell(stage, begun=True, **facts)
     try:
         tell(stage, **facts, **learn())
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        let_through(error)
         tell(stage, **facts, error=describe(error))
-        return False
-    return True
+        return error
+    return None
 
 
 def describe(error: BaseException) -> str:
@@ -83,18 +90,17 @@ def _torch() -> dict[str, Any]:
 
 def _each_backend(tell: Callable[..., None]) -> None:
     """Do what ``import torch`` does with these entry points, one after the other."""
-    from importlib.metadata import entry_points
+    from importlib.metadata import EntryPoint
 
-    from poplin.cli.metadata import TORCH_BACKENDS_GROUP
+    from poplin.cli.metadata import TORCH_BACKENDS_GROUP, torch_backends
 
-    for point in entry_points(group=TORCH_BACKENDS_GROUP):
-        dist = point.dist
+    for point in torch_backends():
 
         def load(point: Any = point) -> dict[str, Any]:
-            point.load()()
+            EntryPoint(point.name, point.value, TORCH_BACKENDS_GROUP).load()()
             return {}
 
-        _attempt(tell, "backend", load, name=point.name, value=point.value, distribution=dist.name if dist else "?")
+        _attempt(tell, "backend", load, name=point.name, value=point.value, distribution=point.distribution)
 
 
 def _plugins() -> dict[str, Any]:

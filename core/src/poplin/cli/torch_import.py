@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from poplin.errors import MissingPackageError
+from poplin.utilities.unwinding import let_through
 
 
 def require_torch() -> None:
@@ -13,7 +14,8 @@ def require_torch() -> None:
     """
     try:
         import torch  # noqa: F401
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        let_through(error)
         raise MissingPackageError(
             f"This command needs torch, and `import torch` fails: {type(error).__name__}: {error}. "
             "`poplin doctor` looks for the cause. If torch is not installed: pip install torch."

@@ -1,12 +1,14 @@
-"""Tell a binary that was built for another torch from any other failure, and name both versions."""
+"""Tell two causes from any other failure: torch itself can't be imported, or a binary is made for another torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+import traceback
+from collections.abc import Iterator
 
 from poplin.registry.compatibility import requires_of
-from poplin.registry.records import Failure, message_of
+from poplin.registry.records import NO_TORCH, Failure, message_of
 
 STAGE = "built for another torch"
 #: How the loaders of Linux, macOS and Windows say that a library lacks what a binary was linked with.
@@ -18,24 +20,41 @@ _SIGNS = re.compile(
 
 
 def diagnosed(failure: Failure) -> Failure:
-    """The same failure, at the stage of its own if its cause is a binary made for another torch."""
+    """The same failure, at a stage of its own if torch can't be imported, or a binary is made for another torch."""
+    torch_error = next((error for error in _chain(failure.error) if _is_of_torch(error)), None)
+    if torch_error is not None:
+        return dataclasses.replace(failure, stage=NO_TORCH, error=torch_error)
     cause = _binary_cause(failure.error)
-    if cause is None or _innermost_modules(cause)[:1] == ["torch"]:
-        return failure  # in the second case, it is the installed torch itself that can't be imported
+    if cause is None:
+        return failure
     owner = failure.provider.distribution
     built_for = _built_for(owner) or _built_for(_owner_of(cause))
     wanted = f"it is built for {built_for}" if built_for else "it does not say for which"
     return dataclasses.replace(failure, stage=STAGE, detail=f"{wanted}; torch {_version('torch')} is installed")
 
 
-def _binary_cause(error: BaseException | None) -> BaseException | None:
-    """The error in the chain that a loader of binaries raised."""
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and what it came of."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        if isinstance(error, (ImportError, OSError)) and _SIGNS.search(message_of(error)):
-            return error
+        yield error
         error = error.__cause__ or error.__context__
+
+
+def _is_of_torch(error: BaseException) -> bool:
+    """Whether `import torch` failed with this error: there is no torch, or its module was not run to its end."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+        return True
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_globals.get("__name__") == "torch" and frame.f_code.co_name == "<module>" for frame in frames)
+
+
+def _binary_cause(error: BaseException | None) -> BaseException | None:
+    """The error in the chain that a loader of binaries raised."""
+    for each in _chain(error):
+        if isinstance(each, (ImportError, OSError)) and _SIGNS.search(message_of(each)):
+            return each
     return None
 
 
@@ -47,7 +66,7 @@ def _built_for(distribution: str | None) -> str:
         return ""
     try:
         requires = importlib.metadata.requires(distribution) or []
-    except (importlib.metadata.PackageNotFoundError, ValueError):
+    except Exception:  # there is none, or other packages' metadata is in whatever state
         return ""
     return next(iter(requires_of("torch", requires)), "").partition(";")[0].strip()
 
@@ -82,5 +101,5 @@ def _version(distribution: str) -> str:
 
     try:
         return str(importlib.metadata.version(distribution))
-    except importlib.metadata.PackageNotFoundError:
+    except Exception:  # as above
         return "(unknown version)"

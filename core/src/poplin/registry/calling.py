@@ -14,6 +14,7 @@ from poplin.registry.manager import Loaded
 from poplin.registry.markers import PROJECT, hookimpl
 from poplin.registry.records import Answer, Provider
 from poplin.registry.validation import Implementation
+from poplin.utilities.unwinding import let_through
 
 #: Hooks that answer with a name.
 _NAMING = ("poplin_select_strategy", "poplin_redirect_strategy")
@@ -62,7 +63,8 @@ def call(specs: ModuleType | type, hook: str, plugins: Sequence[Loaded], argumen
         if hook == "poplin_check_selection":
             raise
         return Outcome(None, record.in_order(), record.failed)
-    except (Exception, SystemExit):
+    except BaseException as error:
+        let_through(error)
         if record.failed is None:
             raise
         return Outcome(None, record.in_order(), record.failed)

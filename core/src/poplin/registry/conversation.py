@@ -11,6 +11,7 @@ from poplin.registry.complaints import Complaints
 from poplin.registry.lifecycle import LiveFabrics
 from poplin.registry.manager import Loaded, PluginHost
 from poplin.registry.records import Answer, Failure, Provider
+from poplin.utilities.unwinding import let_through
 
 
 class Conversation:
@@ -103,7 +104,8 @@ class Conversation:
     def _tell_one(self, loaded: Loaded, hook: str, fabric: Any) -> Answer:
         try:
             self._host().call_one(hook, loaded.plugin, fabric=fabric)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            let_through(error)
             failure = Failure(loaded.provider, f"call of {hook}", error)
             self._host().quarantine(failure)
             self._complaints.of_failure(failure)

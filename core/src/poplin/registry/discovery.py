@@ -7,6 +7,7 @@ for Poplin.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import stat
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 from poplin.registry.kinds import GROUPS
 from poplin.registry.names import fold
+from poplin.registry.records import CORE, RUNTIME
 
 #: A value of an entry point: ``module``, ``module:attr.attr``, and extras, which are of no use to us.
 _VALUE = re.compile(r"(?P<target>[\w.]+\s*(:\s*[\w.]+)?)\s*(\[.*\])?")
@@ -22,6 +24,10 @@ _VALUE = re.compile(r"(?P<target>[\w.]+\s*(:\s*[\w.]+)?)\s*(\[.*\])?")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 #: A quick look before an ``entry_points.txt`` is taken apart.
 _SIGNS = (b"poplin.", b"callbacks_factory")
+#: Groups that begin as those of offers do, and are read elsewhere: by ``poplin plugins check``.
+_OTHER_GROUPS = ("poplin.compliance",)
+#: What archives on the path are called; another file there may be anything.
+_ARCHIVES = (".whl", ".zip", ".egg")
 
 
 class Entry(NamedTuple):
@@ -92,7 +98,7 @@ def scan(path: Sequence[str]) -> Scan:
         for record in _records(place, remarks):
             by_name.setdefault(fold(record.name), []).append(record)
     for records in by_name.values():
-        if len(records) == 1 and not _declares(records[0]):
+        if len(records) == 1 and not _declares(records[0], remarks):
             continue  # the rule, a thousand times: one open() is all that it costs
         for record in records:
             if not _is_readable(record, thoroughly=len(records) > 1):
@@ -104,7 +110,17 @@ def scan(path: Sequence[str]) -> Scan:
             break
     for distribution in _elsewhere(path, by_name, remarks):
         found.setdefault(fold(distribution.name), distribution)
+    for name in (CORE, RUNTIME):
+        if (usurper := found.pop(name, None)) is not None:
+            remarks.append(Remark(usurper.location, _usurps(usurper.name)))
     return Scan(tuple(found[name] for name in sorted(found)), tuple(sorted(set(remarks))))
+
+
+def _usurps(name: str) -> str:
+    return (
+        f"the name {name!r} is Poplin's own, so nothing of what this distribution offers is taken: "
+        "its authors have to give it another name"
+    )
 
 
 def _real(path: Sequence[str]) -> Iterator[str]:
@@ -140,9 +156,9 @@ def _records(place: str, remarks: list[Remark]) -> Iterator[_Record]:
                 yield _Record(os.path.join(place, child), name, rest.partition("-")[0], True)
 
 
-def _declares(record: _Record) -> bool:
+def _declares(record: _Record, remarks: list[Remark]) -> bool:
     """Whether a record may declare something for Poplin: a quick look, that reads one file at most."""
-    raw = _read(f"{record.path}{os.sep}entry_points.txt")
+    raw = _read(f"{record.path}{os.sep}entry_points.txt", remarks)
     return any(sign in raw for sign in _SIGNS)
 
 
@@ -163,18 +179,25 @@ def _is_readable(record: _Record, thoroughly: bool) -> bool:
     return not thoroughly or bool(_head(_read(file)).name)
 
 
-def _read(file: str) -> bytes:
+def _read(file: str, remarks: list[Remark] | None = None) -> bytes:
+    """What stands in a file; nothing if it can't be read, and a remark if it is there all the same."""
     try:
         with open(file, "rb") as stream:
             return stream.read()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
+        return b""
+    except OSError as error:
+        if remarks is not None:
+            remarks.append(
+                Remark(file, f"it can't be read, so what it declares is not known: {error.strerror or error}")
+            )
         return b""
 
 
 def _distribution(record: _Record, remarks: list[Remark]) -> Distribution | None:
     """What a record declares for Poplin; None if that is nothing."""
-    raw = _read(os.path.join(record.path, "entry_points.txt"))
-    entries = _entries(raw, os.path.join(record.path, "entry_points.txt"), remarks)
+    file = os.path.join(record.path, "entry_points.txt")
+    entries = _entries(_read(file, remarks), file, remarks)
     if not entries:
         return None
     head = _head(_read(_metadata_file(record)))
@@ -198,6 +221,8 @@ def _entries(raw: bytes, file: str, remarks: list[Remark]) -> tuple[Entry, ...]:
             continue
         if line[0] == "[" and line[-1] == "]":
             group = line[1:-1].strip()
+            if group.startswith("poplin.") and group not in GROUPS and group not in _OTHER_GROUPS:
+                remarks.append(Remark(file, _unknown(group)))
             continue
         if group not in GROUPS:
             continue
@@ -208,6 +233,13 @@ def _entries(raw: bytes, file: str, remarks: list[Remark]) -> tuple[Entry, ...]:
         match = _VALUE.fullmatch(value)
         entries.add(Entry(group, name, re.sub(r"\s", "", match["target"]) if match else value))
     return tuple(sorted(entries))
+
+
+def _unknown(group: str) -> str:
+    known = [one.removeprefix("poplin.") for one in (*GROUPS, *_OTHER_GROUPS) if one.startswith("poplin.")]
+    close = difflib.get_close_matches(group.removeprefix("poplin."), known, n=1)
+    hint = f" (did you mean 'poplin.{close[0]}'?)" if close else f" (there are poplin.{', poplin.'.join(known)})"
+    return f"Poplin knows no group {group!r} of entry points, so what stands in it is not read{hint}"
 
 
 def _head(raw: bytes) -> _Head:
@@ -257,6 +289,9 @@ def _elsewhere(path: Sequence[str], by_name: Iterable[str], remarks: list[Remark
 
     names = set(by_name)
     for archive in archives:
+        if archive.lower().endswith(_ARCHIVES) and (damage := _damage(archive)):
+            remarks.append(Remark(archive, f"the archive can't be read, so nothing in it is found: {damage}"))
+            continue
         context = DistributionFinder.Context(path=[archive])  # type: ignore[no-untyped-call]
         try:
             distributions = list(MetadataPathFinder.find_distributions(context))
@@ -273,3 +308,14 @@ def _elsewhere(path: Sequence[str], by_name: Iterable[str], remarks: list[Remark
             if _NAME.fullmatch(head.name) and entries and fold(head.name) not in names:
                 names.add(fold(head.name))
                 yield Distribution(head.name, head.version, archive, entries, head.requires)
+
+
+def _damage(archive: str) -> str:
+    """Why an archive can't be opened; empty if it can."""
+    import zipfile
+
+    try:
+        zipfile.ZipFile(archive).close()
+    except Exception as error:  # a damaged archive: anything may come out of it
+        return str(error) or type(error).__name__
+    return ""

@@ -12,6 +12,7 @@ from poplin.registry.catalogue import Offer, rank
 from poplin.registry.lazy import resolve
 from poplin.registry.manager import PluginHost
 from poplin.registry.records import CallbackFactory, Failure, Provider
+from poplin.utilities.unwinding import let_through
 
 
 def key_of(provider: Provider) -> str:
@@ -50,6 +51,7 @@ def _load(provider: Provider) -> Callable[[], Any] | Failure:
             raise PluginValidationError(f"a callbacks factory is a function without arguments, and not {function!r}")
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             raise PluginValidationError("a callbacks factory is called plainly, and this one is `async`")
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        let_through(error)
         return diagnosed(Failure(provider, stage, error))
     return function  # type: ignore[no-any-return]

@@ -21,6 +21,7 @@ from poplin.registry.kinds import KINDS
 from poplin.registry.lazy import resolve
 from poplin.registry.markers import PROJECT
 from poplin.registry.records import CORE, RUNTIME, Failure, Provider
+from poplin.utilities.unwinding import let_through
 
 T = TypeVar("T")
 #: Seconds that a thread waits for another that loads the same plugin, before it loads for itself. (The two can hold
@@ -130,7 +131,8 @@ class PluginHost:
             if declared is not None:
                 returned = {kind: [name for name, _ in its.values()] for kind, its in offers.items()}
                 validation.check_against_metadata(provider.key, declared, returned)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            let_through(error)
             if registered is not None:
                 self._forget(provider.key)
             return diagnosed(Failure(provider, stage, error))

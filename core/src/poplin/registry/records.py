@@ -12,11 +12,14 @@ from typing import Any, NamedTuple, NoReturn
 from poplin.errors import BrokenPluginError, PoplinError
 from poplin.registry.kinds import KINDS
 from poplin.registry.lazy import Lazy
+from poplin.utilities.unwinding import let_through
 
 #: The distribution that the built-ins belong to.
 CORE = "poplin-core"
 #: What stands in place of a distribution for what a script registered.
 RUNTIME = "runtime"
+#: The stage of what failed because torch did.
+NO_TORCH = "torch can't be imported"
 
 
 class Provider(NamedTuple):
@@ -59,7 +62,8 @@ class Failure:
     """A plugin, or one offer of it, that failed."""
 
     provider: Provider
-    #: Where: import, validation, offers, call, target, construction, incompatible, blocked, built for another torch.
+    #: Where: import, validation, offers, call, target, construction, incompatible, blocked, built for another torch,
+    #: torch can't be imported.
     stage: str
     error: BaseException
     kind: str | None = None
@@ -173,7 +177,8 @@ class Found:
             return action()
         except PoplinError:  # the plugin says on purpose what is the matter
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            let_through(error)
             self._fail(stage, error)
 
     def _fail(self, stage: str, error: BaseException) -> NoReturn:
@@ -195,6 +200,11 @@ def broken(failure: Failure) -> BrokenPluginError:
     what = f"The {KINDS[failure.kind].singular} {failure.name!r}" if failure.kind and failure.name else "A plugin"
     provider = failure.provider
     text = message_of(failure.error) or "no message"
+    if failure.stage == NO_TORCH:
+        return BrokenPluginError(
+            f"{what} of {provider} ({provider.target}) needs torch, and {NO_TORCH}. {type(failure.error).__name__}: "
+            f"{text}\n`poplin doctor` looks for the cause."
+        )
     detail = f" ({failure.detail})" if failure.detail else ""
     if provider.distribution == RUNTIME:
         remedy = "Mend what the script registers."

@@ -31,6 +31,7 @@ from poplin.registry.records import (
     broken,
 )
 from poplin.registry.runtime import Registrations
+from poplin.registry.torch_once import TorchOnce, torch_error
 
 _SPECS = "poplin.registry.hookspecs"
 
@@ -95,13 +96,12 @@ class Registry:
     def _new_catalogue(self, found: discovery.Scan) -> Catalogue:
         from poplin import __version__
 
-        distributions = [one for one in found.distributions if fold(one.name) not in (CORE, RUNTIME)]
         declared = [
             *self._built_in(__version__),
-            *catalogue.declared_offers(distributions),
+            *catalogue.declared_offers(found.distributions),
             *catalogue.own_offers(self.own),
         ]
-        incompatible = catalogue.incompatible_distributions(distributions, __version__)
+        incompatible = catalogue.incompatible_distributions(found.distributions, __version__)
         new = Catalogue(declared, read_controls(), incompatible)
         self.host.set_blocked(new.blocked_plugins)
         return new
@@ -230,13 +230,17 @@ class Registry:
 
     def _load_everything(self) -> None:
         current = self.catalogue()
-        for offer in current.offers:
-            if offer.is_usable and offer.kind != CALLBACKS:
-                loaded = self.load(offer.provider, current)
-                if isinstance(loaded, Loaded) and offer.kind in KINDS and not offer.is_role:
-                    self._looked_up.add((offer.kind, offer.folded, offer.provider.key))
-                    self._note_roles(offer, self._found(offer, loaded).check_target())
-        self.callback_factories()
+        with TorchOnce(lambda: torch_error(self.failures())):
+            for offer in current.offers:
+                if offer.is_usable and offer.kind != CALLBACKS:
+                    self._load_offer(offer, current)
+            self.callback_factories()
+
+    def _load_offer(self, offer: Offer, current: Catalogue) -> None:
+        loaded = self.load(offer.provider, current)
+        if isinstance(loaded, Loaded) and offer.kind in KINDS and not offer.is_role:
+            self._looked_up.add((offer.kind, offer.folded, offer.provider.key))
+            self._note_roles(offer, self._found(offer, loaded).check_target())
 
     def _note_roles(self, offer: Offer, target: Any) -> None:
         remark = roles.remark(offer.kind, self.undeclared_roles(offer.kind, target, offer.provider))

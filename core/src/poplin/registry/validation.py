@@ -108,7 +108,7 @@ def unknown_hook(
                 f"The plugin {name!r}, hook {implementation.hook!r}, implemented as {implementation.signature}: there "
                 f"is no such hook.{meant} (Mark one that only a later poplin-core has: @hookimpl(optionalhook=True).)"
             )
-    return PluginValidationError(f"The plugin {name!r} was refused: {error}")
+    return PluginValidationError(f"The plugin {name!r} was refused: {'; '.join(str(error).splitlines())}")
 
 
 def check_offers(name: str, hook: str, offers: Any) -> dict[str, tuple[str, Callable[[], Any]]]:

@@ -36,6 +36,7 @@ from poplin.selection.common import (
 )
 from poplin.selection.request import Request, Source, contradiction
 from poplin.selection.trace import PassedOver, Trace
+from poplin.utilities.unwinding import let_through
 
 _KIND = "accelerators"
 _HERE_INSTEAD = "Run it where there is such a device, or use accelerator='auto' or another one"
@@ -174,7 +175,8 @@ def _candidates(role: str) -> tuple[list[tuple[int, Found, str]], list[PassedOve
             here, why = _availability(offer, label(candidate.provider))
             priority = int(offer.priority)
             served.add(offer.device_type)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            let_through(error)
             broken.append((who, error))
             continue
         if here:
@@ -221,7 +223,8 @@ def _never_asked(role: str) -> str:
         try:
             if isinstance(candidate, Found) and role in registry.undeclared_roles(candidate):
                 told.append(f"{candidate.name!r} of {label(candidate.provider)}")
-        except (Exception, SystemExit):  # a broken one is told of where it is asked for
+        except BaseException as error:  # a broken one is told of where it is asked for
+            let_through(error)
             continue
     if not told:
         return ""

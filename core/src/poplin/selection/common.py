@@ -14,6 +14,7 @@ from poplin.registry.kinds import KINDS
 from poplin.registry.names import fold
 from poplin.selection.request import Request, Source, agree, contradiction, describe
 from poplin.selection.trace import PassedOver, provider_label
+from poplin.utilities.unwinding import let_through
 
 T = TypeVar("T")
 E = TypeVar("E", bound=PoplinError)
@@ -66,7 +67,8 @@ def guarded(who: str, question: Callable[..., T], *args: Any, **kwargs: Any) -> 
         return question(*args, **kwargs)
     except PoplinError:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        let_through(error)
         raise BrokenPluginError(
             f"{who} failed with {type(error).__name__}: {error}. That is a fault of the plugin: "
             "update it, or leave it out (POPLIN_DISABLE_PLUGINS)."

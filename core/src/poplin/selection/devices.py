@@ -20,6 +20,7 @@ from poplin.selection.carried import Carried
 from poplin.selection.common import because, guarded, label_of
 from poplin.selection.request import Request, contradiction, describe
 from poplin.selection.trace import Trace
+from poplin.utilities.unwinding import let_through
 
 
 def resolve_devices(
@@ -111,7 +112,8 @@ def _parse(accelerator: Accelerator, value: Any) -> tuple[torch.device, ...]:
         raise
     except TypeError as error:
         raise ArgumentTypeError(f"{said} ({error}).") from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        let_through(error)
         if (unknown := _unknown_type(accelerator)) is not None:
             raise unknown from error
         raise ArgumentValueError(f"{said} ({type(error).__name__}: {error}).") from error

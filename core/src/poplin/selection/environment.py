@@ -21,6 +21,7 @@ from poplin.selection.common import (
 )
 from poplin.selection.request import Source
 from poplin.selection.trace import PassedOver, Trace
+from poplin.utilities.unwinding import let_through
 
 _KIND = "environments"
 #: Chosen where no other detects itself.
@@ -60,7 +61,8 @@ def _detected(trace: Trace) -> ClusterEnvironment:
         try:
             offer = candidate.target_class()
             here, priority = bool(offer.detect()), int(offer.priority)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            let_through(error)
             passed_over.append(PassedOver(who, f"its detection failed ({first_line(error)})"))
             _warn_broken(who, error)
             continue

@@ -16,6 +16,7 @@ from poplin.selection.common import created, first_line, label, label_of
 from poplin.selection.request import describe
 from poplin.selection.result import Selection
 from poplin.selection.trace import Decision, Trace
+from poplin.utilities.unwinding import let_through
 
 # --- loggers
 
@@ -87,7 +88,8 @@ def reader_for(path: StoragePath, default: CheckpointIO, trace: Trace | None = N
             continue
         try:
             recognised = candidate.target_class().recognises(path)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            let_through(error)
             broken.append((f"{candidate.name} ({label(candidate.provider)})", first_line(error)))
             continue
         if recognised:

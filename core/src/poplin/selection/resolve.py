@@ -7,7 +7,7 @@ from poplin.errors import SelectionError
 from poplin.registry import hookspecs
 from poplin.selection.accelerator import resolve_accelerator
 from poplin.selection.carried import carried_by
-from poplin.selection.common import guarded, is_interactive, label, label_of
+from poplin.selection.common import first_line, guarded, is_interactive, label, label_of
 from poplin.selection.devices import resolve_devices
 from poplin.selection.environment import resolve_environment
 from poplin.selection.parts import resolve_checkpoint_io, resolve_launcher, resolve_precision
@@ -63,9 +63,11 @@ def _check(selection: Selection) -> None:
     _check_processes(selection)
     for part in (selection.accelerator, selection.strategy):
         guarded(f"{label_of(part)}: check() of {type(part).__name__}", part.check, selection)
-    asked = [label(answer.provider) for answer in hookspecs.check_selection(selection)]
-    asked_all = ["the accelerator", "the strategy", *asked]
-    selection.trace.note("checks", "no veto", f"asked whether all this goes together: {', '.join(asked_all)}")
+    answers = hookspecs.check_selection(selection)
+    asked = ["the accelerator", "the strategy", *(label(one.provider) for one in answers if one.error is None)]
+    failed = [(label(one.provider), f"it failed ({first_line(one.error)})") for one in answers if one.error is not None]
+    reason = f"asked whether all this goes together: {', '.join(asked)}"
+    selection.trace.note("checks", "no veto", reason, passed_over=failed)
 
 
 def _check_processes(selection: Selection) -> None:

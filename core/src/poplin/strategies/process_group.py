@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import os
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -29,6 +30,8 @@ from poplin.utilities import final
 
 #: How long connecting and collectives may take where nobody says otherwise: torch's own default for the CPU.
 DEFAULT_TIMEOUT = timedelta(minutes=30)
+#: Seconds that a process which has had a group waits at its exit, for the threads of those that somebody still holds.
+REST = 0.05
 
 
 @dataclass(frozen=True)
@@ -346,11 +349,18 @@ def _first_line(error: BaseException) -> str:
 
 
 def _destroy_at_exit() -> None:
-    """Nobody closed the strategy: give the group back, as torch wants it."""
+    """Nobody closed the strategy: give the group back, as torch wants it.
+
+    A group that somebody still holds (the mesh of a sharded model does) keeps its threads. One that has just ended a
+    collective frees that collective's tensors, for which it needs the interpreter; if that is gone by then, Python ends
+    the thread, and C++ the process: "terminate called without an active exception".
+    """
     shared = _shared
     if shared is not None and shared.pid == os.getpid():
         shared.recorder.close()
         shared.let_go()
+    if _made or _adopted:
+        time.sleep(REST)
 
 
 final.at_the_end(_destroy_at_exit)  # after what uses it has been closed

@@ -30,6 +30,7 @@ from poplin.errors import ArgumentTypeError
 from poplin.testing.loading import load_object
 from poplin.testing.ranks import free_port
 from poplin.testing.warm import Server
+from poplin.utilities.unwinding import let_through
 
 _FOREIGN = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK")
 
@@ -110,7 +111,8 @@ def answer(folder: Path, rank: int, where: Mapping[str, Any]) -> int:
         function = load_object(where)
         told = (function(*pickle.loads((folder / "arguments").read_bytes())), "")
         pickled = pickle.dumps(told)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        let_through(error)
         told = (None, "".join(traceback.format_exception(error)))
         pickled = pickle.dumps(told)
     partial = folder / f"rank{rank}.partial"

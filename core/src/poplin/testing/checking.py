@@ -13,7 +13,7 @@ from poplin.registry.records import CORE, RUNTIME, Row
 from poplin.testing.checks import requirements
 from poplin.testing.compliance import Compliance, configured
 from poplin.testing.outcomes import Outcome
-from poplin.testing.shipped import chosen, load, shipped
+from poplin.testing.shipped import Shipped, chosen, load, shipped
 
 #: kind → the suite for it, as ``module:class``.
 SUITES = {
@@ -29,6 +29,8 @@ SUITES = {
 PACKAGES = "packages"
 #: The suite for packages.
 PACKAGING = "poplin.testing.suites.packaging:PackagingCompliance"
+#: Its check that is about the suites of a package.
+_BROUGHT = "test_the_suites_that_it_brings_are_for_what_it_offers"
 
 
 def suite_for(kind: str) -> type[Compliance]:
@@ -70,18 +72,21 @@ def check(reference: str, *, suite: str | type[Compliance] | None = None, **sett
             f"The suite {given.__name__} is for {getattr(given, 'kind', 'no kind')}, and {reference!r} means "
             f"{' and '.join(sorted(kinds)) or 'nothing that has one'}."
         )
-    brought = {location: shipped(location) for location in {row.location for row in rows if _is_installed(row)}}
+    needing = [row for row in rows if _is_installed(row) and (given is None or given.kind != row.kind)]
+    brought = {row.location: shipped(row) for row in needing}
 
     def suite_for_row(row: Row) -> type[Compliance]:
         if given is not None and given.kind == row.kind:
             return given
-        return chosen(brought.get(row.location, []), row.kind, row.name) or suite_for(row.kind)
+        return chosen(brought.get(row.location, Shipped((), {})), row.kind, row.name) or suite_for(row.kind)
 
     if distribution is not None:
-        of_package = [one for found in brought.values() for one in found]
-        packaging = given if given is not None and given.kind == PACKAGES else chosen(of_package, PACKAGES)
+        ours = [chosen(found, PACKAGES) for found in brought.values()]
+        packaging = given if given is not None and given.kind == PACKAGES else next(filter(None, ours), None)
         yield from run_suite(configured(packaging or load(PACKAGING), distribution=distribution), distribution)
         rows = _one_of_each_class(rows, suite_for_row)
+    else:
+        yield from _broken_suites({row.distribution: brought[row.location] for row in needing})
     for row in rows:
         name = row.name if row.distribution in (CORE, RUNTIME) else f"{row.distribution}:{row.name}"
         yield from run_suite(configured(suite_for_row(row), name=name, **settings), f"{row.kind}/{row.name}")
@@ -103,6 +108,14 @@ def run_suite(suite: type[Compliance], subject: str = "") -> Iterator[Outcome]:
         yield Outcome(
             subject or suite.__name__, suite.__name__, about.title, about.member, result.status, result.message
         )
+
+
+def _broken_suites(brought: dict[str, Shipped]) -> Iterator[Outcome]:
+    """What the check of a package says of its suites, where no package is checked but a name of it."""
+    about = next(one for one in requirements(load(PACKAGING)) if one.method == _BROUGHT)
+    for distribution, found in brought.items():
+        for entry, why in found.broken.items():
+            yield Outcome(distribution, "PackagingCompliance", about.title, about.member, "failed", f"{entry}: {why}")
 
 
 def _rows(reference: str) -> tuple[list[Row], str | None]:

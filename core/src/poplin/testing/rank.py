@@ -17,6 +17,7 @@ from poplin.testing.checks import Requirement, requirements
 from poplin.testing.loading import load_suite
 from poplin.testing.outcomes import ComplianceError, NotClaimed
 from poplin.testing.ranks import free_port
+from poplin.utilities.unwinding import let_through
 
 
 def main(folder: Path, rank: int) -> int:
@@ -67,7 +68,8 @@ def run_check(suite: Any, about: Requirement, case: Case) -> dict[str, str]:
         return {"status": "not claimed", "kind": "reason", "message": str(reason)}
     except ComplianceError as error:
         return {"status": "failed", "kind": "expectation", "message": str(error)}
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        let_through(error)
         told = "".join(traceback.format_exception(error)).strip()
         return {
             "status": "failed",

@@ -7,40 +7,57 @@ which model a strategy has a plan for), and says it once, in the package; whoeve
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from pathlib import Path
+from typing import NamedTuple
+
+from importlib_metadata import Distribution, DistributionFinder, MetadataPathFinder, PathDistribution
 
 from poplin.errors import ArgumentValueError
 from poplin.registry.names import fold, parse_reference
-from poplin.testing.compliance import Compliance
+from poplin.registry.records import Row
+from poplin.testing.compliance import Compliance, check_exempt
 from poplin.testing.loading import load_file
+from poplin.utilities.unwinding import let_through
 
 #: The group of entry points. Their names are the author's choice: a suite says itself what it is for.
 GROUP = "poplin.compliance"
 
 
-def declared(location: str) -> list[tuple[str, str]]:
-    """Name and value of each entry point for a suite in a folder of metadata. Imports nothing.
+class Shipped(NamedTuple):
+    """What a package brings."""
 
-    Args:
-        location: the folder, as in :attr:`Row.location`.
-    """
-    points = importlib.metadata.PathDistribution(Path(location)).entry_points
-    return sorted((point.name, point.value) for point in points if point.group == GROUP)
+    suites: tuple[type[Compliance], ...]
+    #: Why others can't be had, by the name of the entry point.
+    broken: dict[str, str]
 
 
-def shipped(location: str) -> list[type[Compliance]]:
-    """The suites that a package declares.
+def metadata_of(row: Row) -> Distribution:
+    """The metadata of the distribution of an offer: in a folder, or in an archive on the path."""
+    location = Path(row.location)
+    if location.is_dir():
+        return PathDistribution(location)
+    context = DistributionFinder.Context(name=row.distribution, path=[row.location])  # type: ignore[no-untyped-call]
+    return next(iter(MetadataPathFinder.find_distributions(context)), None) or PathDistribution(location)
 
-    Raises:
-        ArgumentValueError: one can't be had.
-    """
-    return [load(value) for _, value in declared(location)]
+
+def shipped(row: Row) -> Shipped:
+    """The suites that the package of ``row`` declares."""
+    try:
+        points = sorted((one.name, one.value) for one in metadata_of(row).entry_points if one.group == GROUP)
+    except Exception as error:  # the file may be in any state
+        return Shipped((), {"entry_points.txt": f"it can't be read: {type(error).__name__}: {error}"})
+    suites, broken = [], {}
+    for name, value in points:
+        try:
+            suites.append(load(value))
+        except ArgumentValueError as error:
+            broken[name] = str(error)
+    return Shipped(tuple(suites), broken)
 
 
-def chosen(suites: list[type[Compliance]], kind: str, name: str | None = None) -> type[Compliance] | None:
+def chosen(suites: Shipped, kind: str, name: str | None = None) -> type[Compliance] | None:
     """The suite among those of a package for ``kind`` and ``name``: one of this name, else one without a name."""
-    of_kind = [suite for suite in suites if getattr(suite, "kind", None) == kind]
+    of_kind = [suite for suite in suites.suites if getattr(suite, "kind", None) == kind]
     for suite in of_kind:
         if suite.name is not None and name is not None and fold(parse_reference(suite.name)[2]) == fold(name):
             return suite
@@ -51,7 +68,7 @@ def load(target: str) -> type[Compliance]:
     """The class that ``module:Class`` or ``path/to/file.py:Class`` means.
 
     Raises:
-        ArgumentValueError: it can't be had, or is no suite.
+        ArgumentValueError: it can't be had, is no suite, or is one that says something impossible.
     """
     place, _, name = target.rpartition(":")
     if not place or not name:
@@ -67,14 +84,28 @@ def load(target: str) -> type[Compliance]:
         raise _broken(target, error) from error
     except FileNotFoundError:
         raise ArgumentValueError(f"There is no file {place!r} for the suite {target!r}.") from None
-    except Exception as error:  # the author's code: anything may come out of it
+    except BaseException as error:  # the author's code: anything may come out of it
+        let_through(error)
         raise _broken(target, error) from error
     suite = getattr(module, name, None)
     if not (isinstance(suite, type) and issubclass(suite, Compliance)):
         found = "missing" if suite is None else "no class that is derived from one"
         raise ArgumentValueError(f"{target!r} is no suite: {name!r} in {place!r} is {found}.")
+    _check_name(target, suite)
+    check_exempt(suite)
     return suite
 
 
-def _broken(target: str, error: Exception) -> ArgumentValueError:
+def _check_name(target: str, suite: type[Compliance]) -> None:
+    if suite.name is None:
+        return
+    try:
+        parse_reference(suite.name)
+    except (ArgumentValueError, TypeError, AttributeError) as error:
+        raise ArgumentValueError(
+            f"The suite {target!r} has name = {suite.name!r}; give the name that it is for, or None for its whole kind."
+        ) from error
+
+
+def _broken(target: str, error: BaseException) -> ArgumentValueError:
     return ArgumentValueError(f"The suite {target!r} can't be imported: {type(error).__name__}: {error}")

@@ -24,6 +24,19 @@ class Terminated(SystemExit):
     """SIGTERM, as an exception: ``finally`` blocks run on its way out, and ``except Exception`` does not hold it."""
 
 
+def let_through(error: BaseException) -> None:
+    """Raise again what is meant for this process: Ctrl-C, SIGTERM, the end of a generator.
+
+    Whatever else comes out of somebody's code is of that code, also where it is no ``Exception``: `sys.exit()` in a
+    module, `pytest.skip()`, the panics of native libraries.
+
+    Raises:
+        BaseException: ``error``, if it is one of these.
+    """
+    if isinstance(error, (KeyboardInterrupt, GeneratorExit, Terminated)):
+        raise error
+
+
 def grace_seconds() -> float:
     """The time between SIGTERM and SIGKILL: ``POPLIN_GRACE`` seconds, 10 by default.
 

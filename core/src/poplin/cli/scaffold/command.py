@@ -9,6 +9,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from poplin import __version__
+from poplin.cli.metadata import is_installed
 from poplin.cli.scaffold.kinds import SUBJECTS, Subject
 from poplin.errors import ArgumentValueError, NameConflictError
 from poplin.registry import known, rows
@@ -51,20 +52,41 @@ def new(kind: str, name: str, folder: str | None = None) -> int:
     _check_name(subject, name)
     distribution = f"poplin-{fold(name)}"
     target = Path(folder if folder is not None else distribution)
-    if target.exists() or target.is_symlink():
-        raise ArgumentValueError(f"{target} exists already, and nothing is written into it. Give another --folder.")
     values = _values(subject, name, distribution)
-    partial = target.with_name(f".{target.name}.partial")
     try:
-        partial.mkdir(parents=True)
-        for source in ("common", kind):
-            _write(resources.files(__package__).joinpath("templates", source), partial, values)
-        partial.rename(target)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+        _make(target, kind, values)
+    except FileExistsError:
+        raise ArgumentValueError(
+            f"{target} exists already, and nothing is written into it. Give another --folder."
+        ) from None
+    except OSError as error:
+        raise ArgumentValueError(
+            f"{target} can't be written ({error.strerror}), and nothing is left of it. Give another --folder."
+        ) from error
     _tell(target, subject, values)
     return 0
+
+
+def _make(target: Path, kind: str, values: dict[str, str]) -> None:
+    """Write all files, or none: what was made is removed again, and nothing else.
+
+    Raises:
+        OSError: a folder or file can't be made; FileExistsError where ``target`` is there already.
+    """
+    new = target
+    while not new.parent.exists():
+        new = new.parent
+    mine = new != target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.mkdir()
+        mine = True
+        for source in ("common", kind):
+            _write(resources.files(__package__).joinpath("templates", source), target, values)
+    except BaseException:
+        if mine:
+            shutil.rmtree(new, ignore_errors=True)
+        raise
 
 
 def _check_name(subject: Subject, name: str) -> None:
@@ -81,6 +103,8 @@ def _check_name(subject: Subject, name: str) -> None:
     found = [row for row in rows(load=False) if row.kind == subject.kind and fold(row.name) == fold(name)]
     owners = [row.distribution for row in found if row.status != "role"]
     owners += known.packages_offering(subject.kind, name)
+    if is_installed(f"poplin-{fold(name)}"):
+        owners.append(f"poplin-{fold(name)}")
     if (package := taken.get(f"poplin-{fold(name)}")) is not None:
         owners.append(package)
     if owners:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -28,13 +27,13 @@ from poplin import registry
 from poplin.errors import ArgumentValueError, PoplinError, UnknownNameError
 from poplin.registry.catalogue import CONFLICT
 from poplin.registry.compatibility import requires_of
-from poplin.registry.kinds import KINDS
+from poplin.registry.kinds import CALLBACKS, KINDS
 from poplin.registry.names import fold, is_registrable, parse_reference
 from poplin.registry.records import CORE, Row
 from poplin.testing.case import Case
 from poplin.testing.checks import requirement
-from poplin.testing.compliance import Compliance, check_exempt
-from poplin.testing.shipped import declared, load
+from poplin.testing.compliance import Compliance
+from poplin.testing.shipped import metadata_of, shipped
 
 #: The modules of the core that a plugin may import.
 PUBLIC_FACES = frozenset(
@@ -100,7 +99,7 @@ class PackagingCompliance(Compliance):
         """It requires poplin-core from one version up to another, and the one here is among them."""
         from packaging.requirements import Requirement
 
-        found = requires_of(CORE, self._metadata().requires or ())
+        found = requires_of(CORE, metadata_of(self._rows()[0]).requires or ())
         case.expect(found, "a requirement of poplin-core, such as poplin-core>=0.1,<0.2", "none")
         operators = {one.operator for text in found for one in Requirement(text).specifier}
         lower, upper = operators & {">=", ">", "==", "~="}, operators & {"<", "<=", "==", "~="}
@@ -142,20 +141,23 @@ class PackagingCompliance(Compliance):
         """Each entry point for a suite is a class derived from one, of a kind and a name that the package offers."""
         kinds = {row.kind for row in self._offers()} | {self.kind}
         names = {(row.kind, fold(row.name)) for row in self._offers()}
-        failed = []
-        for entry, value in declared(self._rows()[0].location):
-            try:
-                suite = load(value)
-                check_exempt(suite)
-            except ArgumentValueError as error:
-                failed.append(f"{entry}: {error}")
-                continue
+        brought = shipped(self._rows()[0])
+        failed = [f"{entry}: {why}" for entry, why in brought.broken.items()]
+        for suite in brought.suites:
             kind = getattr(suite, "kind", "no kind")
             if kind not in kinds:
-                failed.append(f"{entry}: {value} is for {kind}, and it offers none")
+                failed.append(f"{suite.__name__} is for {kind}, and it offers none")
             elif suite.name is not None and (kind, fold(parse_reference(suite.name)[2])) not in names:
-                failed.append(f"{entry}: {value} names {suite.name!r}, which is none of its {kind}")
+                failed.append(f"{suite.__name__} names {suite.name!r}, which is none of its {kind}")
         case.expect(not failed, "suites that can be had, for names of the package", "\n".join(failed))
+
+    @requirement("callbacks_factory", processes=0)
+    def test_its_callbacks_factories_make_callbacks(self, case: Case) -> None:
+        """Each callbacks factory can be imported, and called without arguments."""
+        if not any(row.kind == CALLBACKS for row in self._rows()):
+            case.not_claimed("it declares no callbacks factory")
+        failed = self._probe()["factories_failed"]
+        case.expect(not failed, "factories that can be called", "\n".join(failed))
 
     @requirement("imports", processes=0)
     def test_it_uses_public_modules_of_poplin_only(self, case: Case) -> None:
@@ -181,9 +183,6 @@ class PackagingCompliance(Compliance):
             raise UnknownNameError(f"No installed distribution {self.distribution!r} offers anything to Poplin.")
         return rows
 
-    def _metadata(self) -> Any:
-        return importlib.metadata.PathDistribution(Path(self._rows()[0].location))
-
     def _probe(self) -> dict[str, Any]:
         return _probed(self._rows()[0].distribution, tuple(sys.path), tuple(sorted(self.env.items())))
 
@@ -207,9 +206,10 @@ def _probed(distribution: str, path: tuple[str, ...], env: tuple[tuple[str, str]
         timeout=120,
         check=False,
     )
-    if done.returncode:
-        failure = f"the process ended with {done.returncode}:\n{done.stderr}"
-        return {"import_failed": [failure], "mismatch": [], "hooks_failed": [], "heavy": [], "changed": []}
+    if done.returncode or not done.stdout:  # a module may end the process with 0, too
+        failure = f"the process ended with {done.returncode} while it imported them:\n{done.stderr}"
+        nothing = ("mismatch", "hooks_failed", "heavy", "changed", "factories_failed")
+        return {"import_failed": [failure], **{key: [] for key in nothing}}
     told: dict[str, Any] = json.loads(done.stdout)
     return told
 

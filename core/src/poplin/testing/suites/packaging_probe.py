@@ -17,7 +17,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from poplin import hookimpl, lazy, registry
@@ -61,7 +61,8 @@ def probe(distribution: str) -> dict[str, Any]:
 
     Returns:
         ``heavy``: packages that were imported beside its own; ``changed``: what of the process is not as it was;
-        ``import_failed``, ``mismatch`` and ``hooks_failed``: text for each plugin with such a fault.
+        ``import_failed``, ``mismatch`` and ``hooks_failed``: text for each plugin with such a fault;
+        ``factories_failed``: text for each callbacks factory that can't be had or called.
     """
     hookimpl(lambda: None)
     lazy("a:b")
@@ -87,7 +88,23 @@ def probe(distribution: str) -> dict[str, Any]:
     own = {provider.target.partition(":")[0].partition(".")[0] for provider in providers}
     packages = {name.partition(".")[0] for name in set(sys.modules) - modules}
     told["heavy"] = sorted(packages - own - _LIGHT - set(sys.stdlib_module_names))
+    told["factories_failed"] = list(_failed_factories(distribution))  # last: they may import whatever they like
     return told
+
+
+def _failed_factories(distribution: str) -> Iterator[str]:
+    """The callbacks factories that can't be had or called, as they would fail for each Fabric."""
+    for factory in REGISTRY.callback_factories():
+        if factory.provider.distribution != distribution:
+            continue
+        error = factory.error
+        if factory.function is not None:
+            try:
+                factory.function()
+            except BaseException as failure:  # as above: whatever would end a script
+                error = failure
+        if error is not None:
+            yield f"{factory.name}: {type(error).__name__}: {error}"
 
 
 if __name__ == "__main__":
