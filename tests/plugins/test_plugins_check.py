@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from poplin.testing import Compliance, check, suite_for
-from poplin.testing.shipped import chosen, load
+from poplin.testing.shipped import Shipped, chosen, load
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = sorted(path.parent for path in ROOT.glob("plugins*/*/pyproject.toml"))
@@ -20,7 +20,7 @@ OF_A_CLASS = {"name", "pytestmark", "_results", "_cases"}
 def suites_of(folder):
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     declared = project["entry-points"].get("poplin.compliance", {})
-    return [load(value) for value in declared.values()]
+    return Shipped(tuple(load(value) for value in declared.values()), {})
 
 
 def test_classes(folder):
@@ -42,17 +42,17 @@ test_classes.__test__ = False
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_the_suite_of_a_name_is_the_one_that_the_tests_run(folder):
-    suites, run = suites_of(folder), set()
+    brought, run = suites_of(folder), set()
     for tested in test_classes(folder):
         run.update(tested.__mro__)
         if tested.name is None or tested.__name__ in STAND_INS:
             continue
-        wanted = chosen(suites, tested.kind, tested.name.rpartition(":")[2]) or suite_for(tested.kind)
+        wanted = chosen(brought, tested.kind, tested.name.rpartition(":")[2]) or suite_for(tested.kind)
         assert wanted in tested.__mro__, f"{tested.__name__} is not the suite of {tested.name}"
         own = {name for part in tested.__mro__[: tested.__mro__.index(wanted)] for name in vars(part)}
         own = {name for name in own - OF_A_CLASS if not name.startswith("__")}
         assert not own, f"{tested.__name__} knows what a user's check does not: {own}"
-    assert {suite.__name__ for suite in suites if suite not in run} == set(), "suites that no test runs"
+    assert {suite.__name__ for suite in brought.suites if suite not in run} == set(), "suites that no test runs"
 
 
 @pytest.mark.parametrize(
