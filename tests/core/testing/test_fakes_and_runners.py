@@ -12,7 +12,7 @@ import poplin
 from poplin import Fabric, registry
 from poplin.errors import ArgumentTypeError, HardwareAbsentError, UnknownNameError
 from poplin.strategies import ParallelStrategy
-from poplin.testing import call_in_ranks, fake_accelerator, plugin_source, start_strategy
+from poplin.testing import Program, call_in_ranks, fake_accelerator, plugin_source, start_strategy
 from poplin.testing.fixtures import fake_distribution  # noqa: F401 - a fixture
 
 STRATEGY = """
@@ -147,13 +147,25 @@ if __name__ == "__main__":
 """
 
 
+def test_a_program_heeds_interrupts_where_the_tests_ignore_them():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for what it starts by `&`
+    try:
+        with Program("import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)") as program:
+            assert program.end() == 0
+            assert program.output == "True\n"
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.slow
 def test_an_interrupt_leaves_no_rank(tmp_path):
     script, pids = tmp_path / "script.py", tmp_path / "pids"
     script.write_text(INTERRUPTED)
     pids.mkdir()
-    done = subprocess.run([sys.executable, script, pids], capture_output=True, text=True, timeout=150)
-    assert "KeyboardInterrupt" in done.stderr
+    with Program(script, [str(pids)]) as program:
+        assert program.end(150) != 0
+        assert "KeyboardInterrupt" in program.output
     ranks = os.listdir(pids)
     assert len(ranks) == 2
     assert [pid for pid in ranks if os.path.exists(f"/proc/{pid}")] == []

@@ -12,9 +12,11 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -26,6 +28,8 @@ class Program:
 
     Its processes share one output. ``print(..., flush=True)`` writes a line there at once and as a whole. For that,
     PYTHONUNBUFFERED is removed: under it each word is a write of its own, and the words of two processes mix.
+
+    It heeds Ctrl-C, even where this process ignores SIGINT, as what a shell script starts in the background does.
 
     Args:
         source: the program's text (indentation is removed), the path of a script, or a whole command.
@@ -50,7 +54,7 @@ class Program:
         environ.pop("PYTHONUNBUFFERED", None)
         for name, value in (env or {}).items():
             environ.pop(name, None) if value is None else environ.__setitem__(name, value)
-        with open(self._output, "wb") as output:
+        with open(self._output, "wb") as output, _interrupts_heeded():
             self.process = subprocess.Popen(
                 [*self._command(source), *args],
                 env=environ,
@@ -145,6 +149,20 @@ class Program:
                 except OSError:
                     pass
         return found
+
+
+@contextmanager
+def _interrupts_heeded() -> Iterator[None]:
+    """What is started meanwhile heeds SIGINT: a process inherits that a signal is ignored, and no handler."""
+    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    if not ignored or threading.current_thread() is not threading.main_thread():  # others may set no handler
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _describe(pid: int) -> str:
