@@ -25,6 +25,8 @@ _SETTLE_SECONDS = 1.5
 _ACKNOWLEDGE_SECONDS = 0.5
 #: How long the kernel has to end what was killed, in seconds.
 _REAP_SECONDS = 5.0
+#: How long a forkserver has to tell the exit code of a process that it has reaped, in seconds.
+_TELL_SECONDS = 1.0
 _STEP_SECONDS = 0.1
 
 
@@ -55,6 +57,7 @@ class Member:
     failure: Failure | None = None
     where: tuple[str, str | None] | None = None
     killed: bool = False
+    gone_at: float | None = None
 
     def tell(self, kind: str, content: Any = None) -> bool:
         """Send it a message; False if that can't be done."""
@@ -201,7 +204,11 @@ class Host:
     def _look(self, member: Member) -> None:
         code = member.poll()
         if code is None and member.connection is None and not processes.exists(member.pid):
-            code = 0  # somebody else has taken its exit code (SIGCHLD is ignored, or a wait() for any child)
+            # Whose child it is (a forkserver, say) is about to tell its exit code. Where it comes to nothing, somebody
+            # else has taken it: SIGCHLD is ignored, or there is a wait() for any child.
+            now = time.monotonic()
+            member.gone_at = now if member.gone_at is None else member.gone_at
+            code = 0 if now - member.gone_at > _TELL_SECONDS else None
         if code is None:
             return
         while member.connection is not None and member.connection.poll(0):
